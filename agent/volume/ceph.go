@@ -15,20 +15,20 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// CephConfig is the pool that ceph-rbd volumes are images of.
+// CephConfig configures the pool that holds ceph-rbd volumes.
 type CephConfig struct {
 	Root                         string // for mount points on this machine
 	Cluster, Pool, User, Keyring string
 }
 
-// ceph keeps volumes as images of one pool, by the programs of the package ceph-common. An image is
+// ceph stores volumes as images of one pool, through the programs of the package ceph-common. An image is
 // mapped exclusively, so that two nodes never write to one file system.
 type ceph struct {
 	m   *Manager
 	cfg CephConfig
 }
 
-// isSetUp looks at no more than this machine.
+// isSetUp checks the settings and programs of this machine. It does not contact the cluster.
 func (c *ceph) isSetUp() error {
 	if c.cfg.Pool == "" {
 		return errors.New("driver ceph-rbd: PERSYS_STORAGE_CEPH_POOL is not set on this node")
@@ -51,7 +51,7 @@ func (c *ceph) answers(ctx context.Context) error {
 	return nil
 }
 
-func (c *ceph) reach(context.Context) error { return nil } // every call is an image's own
+func (c *ceph) reach(context.Context) error { return nil } // each call contacts the cluster by itself
 
 // rbd runs the program with the cluster's settings.
 func (c *ceph) rbd(ctx context.Context, args ...string) (string, error) {
@@ -83,7 +83,7 @@ func (c *ceph) provision(ctx context.Context, v *Volume) error {
 	v.StagePath = filepath.Join(c.cfg.Root, clean(v.Name))
 	if err == nil {
 		if v.SizeGB = min(v.SizeGB, has); v.Form == Image {
-			v.SizeGB = 0 // only growing it tells how large the file system in it is
+			v.SizeGB = 0 // the size of its file system is known only after growing it
 		}
 		return nil
 	}
@@ -91,7 +91,7 @@ func (c *ceph) provision(ctx context.Context, v *Volume) error {
 	return err
 }
 
-// size of an image that is there, GB.
+// size returns the size of an existing image in GB.
 func (c *ceph) size(ctx context.Context, v *Volume) (int64, error) {
 	out, err := c.rbd(ctx, "info", "--format", "json", c.image(v))
 	if err != nil {
@@ -106,7 +106,7 @@ func (c *ceph) size(ctx context.Context, v *Volume) (int64, error) {
 
 func (c *ceph) grow(ctx context.Context, v *Volume) error {
 	has, err := c.size(ctx, v)
-	if err == nil && has < v.SizeGB { // another node may have made it larger than that: it is never cut
+	if err == nil && has < v.SizeGB { // another node may have made the image larger; it is never shrunk
 		_, err = c.rbd(ctx, "resize", "--size", strconv.FormatInt(v.SizeGB, 10)+"G", c.image(v))
 	}
 	if err != nil || v.Form == Disk {
@@ -118,7 +118,7 @@ func (c *ceph) grow(ctx context.Context, v *Volume) error {
 	return c.m.stretch(ctx, v, v.Device)
 }
 
-// mapped is the device that holds an image on this machine, "" for none.
+// mapped returns the device to which an image is mapped on this machine, "" for none.
 func (c *ceph) mapped(ctx context.Context, v *Volume) (string, error) {
 	out, err := c.rbd(ctx, "device", "list", "--format", "json")
 	if err != nil {
@@ -155,14 +155,14 @@ func (c *ceph) attach(ctx context.Context, v *Volume, _ string) (string, string,
 		device = strings.TrimSpace(out)
 	}
 	v.Device = device
-	// Only what holds nothing is formatted. blkid says so also of what it could not read.
+	// Format only an empty device. blkid reports "nothing found" for an unreadable device too, hence blank.
 	const nothing = 2
 	_, err = c.m.sys.Run(ctx, "blkid", "-p", "-o", "value", "-s", "TYPE", device)
 	if exitCode(err) == nothing {
 		err = c.format(ctx, v)
 	}
 	if err == nil && v.Formatting {
-		v.Formatting = false // before it is mounted: from then on it holds data
+		v.Formatting = false // clear before mounting: a mounted volume may hold data
 		err = c.m.put(v)
 	}
 	if err != nil {
@@ -172,8 +172,8 @@ func (c *ceph) attach(ctx context.Context, v *Volume, _ string) (string, string,
 	return path, "", err
 }
 
-// format makes the file system of a volume whose device is empty, or holds what an attempt left that was cut
-// short: mkfs writes last what blkid looks for.
+// format makes the file system of a volume whose device is empty or holds the rest of an interrupted mkfs,
+// which writes the signature that blkid looks for last.
 func (c *ceph) format(ctx context.Context, v *Volume) error {
 	if !v.Formatting {
 		if err := blank(v.Device); err != nil {
@@ -187,7 +187,7 @@ func (c *ceph) format(ctx context.Context, v *Volume) error {
 	return c.m.format(ctx, v.FSType, v.Device)
 }
 
-// blank is nil if the start of a device, where file systems keep what describes them, was read and is zero.
+// blank returns nil if the start of a device, where file systems have their superblock, is readable and zero.
 func blank(device string) error {
 	f, err := os.Open(device)
 	if err != nil {
@@ -196,10 +196,10 @@ func blank(device string) error {
 	defer f.Close()
 	start := make([]byte, 1<<20)
 	if _, err := io.ReadFull(f, start); err != nil {
-		return fmt.Errorf("%s is not formatted, for it cannot be read: %w", device, err)
+		return fmt.Errorf("will not format %s, because it cannot be read: %w", device, err)
 	}
 	if slices.Max(start) != 0 {
-		return fmt.Errorf("%s is not formatted, for it is not empty, though blkid knows no file system on it; if nothing of it is needed, delete the volume", device)
+		return fmt.Errorf("will not format %s, because it is not empty although blkid finds no file system on it; if its data is not needed, delete the volume", device)
 	}
 	return nil
 }
@@ -215,7 +215,7 @@ func (c *ceph) release(ctx context.Context, v *Volume, _ string, last bool) erro
 	if err != nil {
 		return err
 	}
-	v.Formatting = false // another node may put data on it from here on
+	v.Formatting = false // another node may write data from here on
 	if device == "" {
 		return nil
 	}
@@ -223,7 +223,7 @@ func (c *ceph) release(ctx context.Context, v *Volume, _ string, last bool) erro
 	return err
 }
 
-// remove fails while another node has the image mapped or open: the cluster says so.
+// remove fails while another node has the image mapped or open: the cluster refuses.
 func (c *ceph) remove(ctx context.Context, v *Volume) error {
 	if _, err := c.rbd(ctx, "info", c.image(v)); exitCode(err) == noSuchImage {
 		return os.RemoveAll(v.StagePath)

@@ -7,8 +7,8 @@ import (
 	"syscall"
 )
 
-// Folders is how many bytes the volumes of a workload occupy that nothing limits: plain folders of this
-// machine. One that other workloads use too counts for each.
+// Folders returns how many bytes a workload's volumes without limit occupy: plain folders of this machine. A
+// folder shared by several workloads counts for each.
 func (m *Manager) Folders(ctx context.Context, workload string) (int64, error) {
 	var sum int64
 	for _, a := range m.of(workload) {
@@ -25,7 +25,7 @@ func (m *Manager) Folders(ctx context.Context, workload string) (int64, error) {
 	return sum, nil
 }
 
-// occupied adds up the blocks of all files below a folder, each once however many names it has.
+// occupied returns the allocated bytes of all files below a folder. A file with several hard links counts once.
 func occupied(ctx context.Context, root string) (int64, error) {
 	type inode struct{ device, number uint64 }
 	linked := map[inode]bool{}
@@ -35,7 +35,7 @@ func occupied(ctx context.Context, root string) (int64, error) {
 			return ctx.Err()
 		}
 		if err != nil {
-			return nil // gone meanwhile
+			return nil // deleted meanwhile
 		}
 		info, err := d.Info()
 		if err != nil {

@@ -35,7 +35,7 @@ type Config struct {
 	Logger  *slog.Logger
 }
 
-// Manager knows the volumes of a machine. Its methods may be called at the same time.
+// Manager manages the volumes of a machine. It is safe for concurrent use.
 type Manager struct {
 	sys     System
 	node    string
@@ -50,14 +50,14 @@ type Manager struct {
 	mu          sync.Mutex
 	volumes     map[string]Volume
 	attachments map[string]Attachment
-	locks       map[string]*sync.Mutex // by volume id: one at a time changes a volume
-	figures     map[string]Space       // of pools, when last measured
+	locks       map[string]*sync.Mutex // by volume id: serialise changes of a volume
+	figures     map[string]Space       // of pools, as last measured
 	lacks       map[string]string      // why a driver is not offered
-	measuring   map[string]bool        // drivers that are looked at
-	reported    []string               // offer, when Measure last compared it
+	measuring   map[string]bool        // drivers with a measurement in progress
+	reported    []string               // the offer at the last Measure
 }
 
-// New makes a manager of what the store held.
+// New makes a manager from the records of the store.
 func New(cfg Config, store Store, have Records) (*Manager, error) {
 	if len(cfg.Pools) == 0 {
 		return nil, errors.New("storage: at least one pool for local volumes is needed")
@@ -106,7 +106,7 @@ func New(cfg Config, store Store, have Records) (*Manager, error) {
 	return m, nil
 }
 
-// lock takes a volume for a change.
+// lock locks a volume for a change.
 func (m *Manager) lock(id string) (unlock func()) {
 	m.mu.Lock()
 	l := m.locks[id]
@@ -119,8 +119,8 @@ func (m *Manager) lock(id string) (unlock func()) {
 	return l.Unlock
 }
 
-// take locks a volume whose provider is asked for. What its volumes share is reached before: whoever
-// waits for a server holds up none of the others that use the volume, each of which has its own patience.
+// take locks a volume and returns its provider. It first connects to the server that the provider's volumes
+// share, without the lock, so that waiting for a server does not block other users of the volume.
 func (m *Manager) take(ctx context.Context, id, kind string) (p provider, unlock func()) {
 	if p = m.kinds[kind]; p != nil {
 		if err := p.reach(ctx); err != nil {
@@ -130,12 +130,12 @@ func (m *Manager) take(ctx context.Context, id, kind string) (p provider, unlock
 	return p, m.lock(id)
 }
 
-// takeKnown is take of a volume that has a record. p is nil if its driver is not known.
+// takeKnown is take for a volume with a record. p is nil if its driver is unknown.
 func (m *Manager) takeKnown(ctx context.Context, id string) (v Volume, ok bool, p provider, unlock func()) {
 	v, _ = m.get(id)
 	kind := v.Driver
 	if v.StagePath == "" {
-		kind = "" // there is nothing to be reached
+		kind = "" // no server to connect to
 	}
 	p, unlock = m.take(ctx, id, kind)
 	if v, ok = m.get(id); p == nil {
@@ -151,7 +151,7 @@ func (m *Manager) get(id string) (Volume, bool) {
 	return v, ok
 }
 
-// put makes a record durable, then visible.
+// put stores a record, then makes it visible.
 func (m *Manager) put(v *Volume) error {
 	v.UpdatedAt = time.Now().UTC()
 	if err := m.store.PutVolume(*v); err != nil {
@@ -193,7 +193,7 @@ func (m *Manager) detach(id string) error {
 	return nil
 }
 
-// users of a volume, sorted by workload.
+// users returns the attachments of a volume, sorted by workload.
 func (m *Manager) users(id string) []Attachment {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -207,14 +207,14 @@ func (m *Manager) users(id string) []Attachment {
 	return out
 }
 
-// promised is what the local volumes of a pool may grow to, GB, without one of them.
+// promised returns the sum of the sizes of a pool's local volumes in GB, without the volume except.
 func (m *Manager) promised(pool, except string) int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var out int64
 	for _, v := range m.volumes {
 		if v.Phase == Provisioning && v.Error != "" && v.StagePath == "" {
-			continue // it holds nothing
+			continue // its storage does not exist
 		}
 		if v.Driver == Local && v.ID != except && cmp.Or(v.Pool, m.pools[0].Name) == cmp.Or(pool, m.pools[0].Name) {
 			out += v.SizeGB
@@ -223,7 +223,7 @@ func (m *Manager) promised(pool, except string) int64 {
 	return out
 }
 
-// classed gives an error without class one.
+// classed adds a class to an error that has none.
 func classed(class driver.Class, id string, err error) error {
 	if err == nil {
 		return nil
@@ -238,9 +238,8 @@ func classed(class driver.Class, id string, err error) error {
 	return &driver.Error{Class: class, Op: "volume " + id, Err: err}
 }
 
-// Attach makes the volumes of a workload ready: provisioned, mounted or mapped, and recorded as used by
-// it. It is called before every Ensure and does nothing that is done. The result is in the order of the
-// specification.
+// Attach makes the volumes of a workload ready: provisioned, mounted or mapped, and recorded as used by it. It is
+// called before every Ensure and repeats only missing steps. The result is in the order of the specification.
 func (m *Manager) Attach(ctx context.Context, workload string, kind driver.Kind, specs []*agentv1.ManagedVolumeSpec) ([]driver.Volume, error) {
 	var out []driver.Volume
 	for i, s := range specs {
@@ -284,7 +283,7 @@ func (m *Manager) attachOne(ctx context.Context, workload string, r request) (dr
 		}
 		if err := p.provision(ctx, &v); err != nil {
 			if driver.ClassOf(err) == driver.InvalidSpecification {
-				v.StagePath, v.Device = "", "" // what is there is another's: it does not go with this workload
+				v.StagePath, v.Device = "", "" // the path belongs to another volume: it must not be deleted with this workload
 			}
 			return none, m.failed(&v, classed(driver.StorageProvisionFailed, v.ID, err))
 		}
@@ -301,7 +300,7 @@ func (m *Manager) attachOne(ctx context.Context, workload string, r request) (dr
 		a.CreatedAt, a.StagePath, a.UpdatedAt = old.CreatedAt, old.StagePath, old.UpdatedAt
 	}
 	if !again || old.MountPath != a.MountPath || old.ReadOnly != a.ReadOnly {
-		// Before anything is mounted: what is used must never look unused.
+		// Record the use before mounting, so that a used volume never looks unused.
 		if err := m.attach(a); err != nil {
 			return none, err
 		}
@@ -333,7 +332,7 @@ func (m *Manager) attachOne(ctx context.Context, workload string, r request) (dr
 	return driver.Volume{Name: r.name, Path: path, Disk: disk, MountPath: r.mountPath, ReadOnly: r.readOnly}, nil
 }
 
-// distinct refuses a new volume whose folder would be that of another one.
+// distinct refuses a new volume whose folder would belong to another volume.
 func (m *Manager) distinct(r request) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -345,14 +344,14 @@ func (m *Manager) distinct(r request) error {
 	return nil
 }
 
-// fits refuses what a volume that exists cannot be.
+// fits refuses a request that an existing volume cannot satisfy.
 func (m *Manager) fits(v *Volume, r request, workload string) error {
 	was := map[Form]string{Folder: "a folder without a size", Image: "a file system of a size", Disk: "a disk of a virtual machine"}
 	switch {
 	case v.Phase == Deleting:
 		return broken("volume %q is being deleted", v.Name)
 	case v.Form == Folder && r.form == Image:
-		// What a legacy v1 agent made, or what began without a size, goes on without a limit.
+		// A volume of a legacy v1 agent, or one made without a size, stays without a limit.
 	case v.Form != r.form:
 		return invalid("volume %q is %s and cannot become %s: choose another name", v.Name, was[v.Form], was[r.form])
 	case r.pool != "" && v.Pool != "" && r.pool != v.Pool:
@@ -370,19 +369,19 @@ func (m *Manager) fits(v *Volume, r request, workload string) error {
 	return nil
 }
 
-// failed notes why a volume is not ready; the error goes on.
+// failed records why a volume is not ready, and returns the error.
 func (m *Manager) failed(v *Volume, err error) error {
 	v.Error = clip(err.Error(), 400)
 	if v.StagePath == "" || v.Phase == Provisioning {
-		v.Phase = Provisioning // to be made again from the start
+		v.Phase = Provisioning // provision again from the start
 	} else {
 		v.Phase = Broken
 	}
 	return errors.Join(err, m.put(v))
 }
 
-// Trim is called once a workload runs as ordered: volumes that it had and its specification names no
-// more are released, not deleted. They are deleted with the workload, as their policy says.
+// Trim is called once a workload runs as ordered. Volumes that its specification no longer names are released
+// but not deleted. They are deleted with the workload, as their policy says.
 func (m *Manager) Trim(ctx context.Context, workload string, specs []*agentv1.ManagedVolumeSpec) error {
 	keep := map[string]bool{}
 	for _, s := range specs {
@@ -399,7 +398,7 @@ func (m *Manager) Trim(ctx context.Context, workload string, specs []*agentv1.Ma
 	return nil
 }
 
-// of are the uses of one workload.
+// of returns the attachments of one workload.
 func (m *Manager) of(workload string) []Attachment {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -413,19 +412,19 @@ func (m *Manager) of(workload string) []Attachment {
 	return out
 }
 
-// Fate of the volumes of a workload that goes.
+// Fate decides what happens to the volumes of a workload that is removed from this node.
 type Fate struct {
-	// Keep: it lives on elsewhere, so that nothing is deleted.
+	// Keep: the workload runs on another node, so nothing is deleted.
 	Keep bool
-	// KeepShared: what other nodes can reach is not deleted; whoever orders the end cannot say
-	// whether the workload lives on elsewhere.
+	// KeepShared: storage that other nodes can reach is not deleted, because it is unknown whether the
+	// workload runs on another node.
 	KeepShared bool
-	// Purge: what is to be retained is deleted too.
+	// Purge: volumes with the policy retain are deleted too.
 	Purge bool
 }
 
-// Release ends a workload's use of all its volumes, after the workload itself has gone, and deletes
-// those that nobody else uses, as their policy says.
+// Release ends a workload's use of all its volumes, after the workload itself was removed, and deletes the
+// volumes without other users, as their policy says.
 func (m *Manager) Release(ctx context.Context, workload string, fate Fate) error {
 	ids := map[string]bool{}
 	for _, a := range m.of(workload) {
@@ -467,7 +466,7 @@ func (m *Manager) release(ctx context.Context, id, workload string, fate Fate) e
 	}
 	if len(others) > 0 {
 		if v.Owner == workload {
-			v.Owner = others[0].WorkloadID // the next one decides
+			v.Owner = others[0].WorkloadID // the next user decides about the volume
 			return m.put(&v)
 		}
 		return nil
@@ -484,7 +483,7 @@ func (m *Manager) release(ctx context.Context, id, workload string, fate Fate) e
 	return m.put(&v)
 }
 
-// destroy deletes a volume that nobody here uses.
+// destroy deletes a volume without users on this node.
 func (m *Manager) destroy(ctx context.Context, p provider, v *Volume) error {
 	if v.StagePath != "" {
 		v.Phase = Deleting
@@ -495,12 +494,12 @@ func (m *Manager) destroy(ctx context.Context, p provider, v *Volume) error {
 		var used *inUse
 		switch {
 		case errors.As(err, &used) && used.itself:
-			// That node may never come back to decide: here the volume is still seen.
+			// Keep it listed here, because the other node may never come back to decide.
 			v.Phase, v.Owner, v.Error, v.ReleasedAt = Retained, "", clip(err.Error(), 400), time.Now().UTC()
 			return m.put(v)
 		case errors.As(err, &used):
-			// Another node's now; that one decides about it.
-			m.log.Info("a shared volume is left to its other users", "volume", v.ID, "used_by", used.by)
+			// Another node uses it now and decides about it.
+			m.log.Info("a shared volume stays for its other users", "volume", v.ID, "used_by", used.by)
 		case err != nil:
 			v.Error = clip(err.Error(), 400)
 			return errors.Join(classed(driver.StorageAttachFailed, v.ID, err), m.put(v))
@@ -524,7 +523,7 @@ func (m *Manager) Delete(ctx context.Context, id string) error {
 	}
 	_, known := m.get(id)
 	if err := free(known); err != nil {
-		return err // no server is asked about that
+		return err // without asking a server
 	}
 	v, known, p, unlock := m.takeKnown(ctx, id)
 	defer unlock()
@@ -552,12 +551,12 @@ func (m *Manager) Delete(ctx context.Context, id string) error {
 	return m.drop(id)
 }
 
-// ErrNoVolume is Delete's for an id that is not known.
+// ErrNoVolume is the error of Delete for an unknown id.
 var ErrNoVolume = errors.New("no such volume on this node")
 
-// Mount brings back, after a reboot, what workloads use, so that their runtimes find it; and finishes
-// deletes that were begun. It waits for each file server that is away. Failures are logged: Attach comes
-// again before every use and says why.
+// Mount restores the mounts of used volumes after a reboot, so that their runtimes find them, and completes
+// interrupted deletes. It waits for each unreachable file server. Failures are logged: Attach tries again
+// before every use and returns the error.
 func (m *Manager) Mount(ctx context.Context) {
 	m.mu.Lock()
 	var all []Volume
@@ -596,13 +595,13 @@ func (m *Manager) mountOne(ctx context.Context, id string) error {
 	return nil
 }
 
-// View is one volume with its users.
+// View is a volume with its users.
 type View struct {
 	Volume
 	Users []Attachment
 }
 
-// List is every volume of this machine, sorted by id.
+// List returns every volume of this machine, sorted by id.
 func (m *Manager) List() []View {
 	m.mu.Lock()
 	var out []View

@@ -15,40 +15,41 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// NFSConfig is the export that nfs volumes are folders of.
+// NFSConfig configures the export that holds nfs volumes.
 type NFSConfig struct {
 	Root           string // for mount points on this machine
 	Server, Export string
-	Options        string // of mount
+	Options        string // mount options
 }
 
-// nfs keeps volumes as folders of one export, which all nodes share. Beside them, in usersDir, is a
-// mark for every workload that uses one: what another node uses is not deleted. It holds node and workload,
-// a line each; those of earlier agents are empty, and their name says less, since ids may have "--" in them.
+// nfs stores volumes as folders of one export, which all nodes share. The folder usersDir holds a mark for every
+// workload that uses a volume, so that a node does not delete a volume that another node uses. A mark holds node
+// and workload, one line each. Marks of earlier agents are empty, and their file names are ambiguous, since ids
+// may contain "--".
 type nfs struct {
 	m   *Manager
 	cfg NFSConfig
 
 	mu   sync.Mutex
-	last *attempt // at mounting the export
+	last *attempt // last attempt to mount the export
 }
 
 const usersDir = ".persys-users"
 
-// attempt is one look at the export, which mounts it if need be. All who ask meanwhile share it: a server
-// that is away takes minutes to fail, and what waits for it must not hold up what the agent works on.
+// attempt is one check of the export, which mounts it if necessary. Concurrent callers share it: an unreachable
+// server takes minutes to fail, and callers must not block the agent's other work.
 type attempt struct {
-	begun, again time.Time     // again: until then a failure is the answer
-	done         chan struct{} // closed at its end
+	begun, again time.Time     // until again a failure is returned without a new attempt
+	done         chan struct{} // closed at the end of the attempt
 	err          error
 }
 
 const (
-	mountPatience = 5 * time.Second  // after which nobody waits for another's attempt
-	mountPause    = 30 * time.Second // for which a failure is the answer, if it took as long
+	mountPatience = 5 * time.Second  // how long a caller waits for a shared attempt
+	mountPause    = 30 * time.Second // how long a failure is returned without a new attempt, if it took as long
 )
 
-// able says what the machine lacks; nil means that it can.
+// able returns what the machine lacks for nfs; nil if nothing.
 func (n *nfs) able(ctx context.Context) error {
 	if n.cfg.Server == "" || n.cfg.Export == "" {
 		return errors.New("driver nfs: PERSYS_STORAGE_NFS_SERVER and PERSYS_STORAGE_NFS_EXPORT are not set on this node")
@@ -66,7 +67,7 @@ func (n *nfs) able(ctx context.Context) error {
 	return nil
 }
 
-// source is what is mounted, in the words of mount: an IPv6 address stands in brackets.
+// source returns the mount source. An IPv6 address is in brackets.
 func (n *nfs) source() string {
 	server := n.cfg.Server
 	if strings.Contains(server, ":") && !strings.HasPrefix(server, "[") {
@@ -75,7 +76,7 @@ func (n *nfs) source() string {
 	return server + ":" + n.cfg.Export
 }
 
-// point is where the export is mounted.
+// point returns the mount point of the export.
 func (n *nfs) point() (string, error) {
 	if err := os.MkdirAll(n.cfg.Root, 0o711); err != nil {
 		return "", err
@@ -87,8 +88,7 @@ func (n *nfs) point() (string, error) {
 	return filepath.Join(root, "export"), nil
 }
 
-// ask gives the attempt that is under way, or the failure of the last one, or makes one, and then it has
-// ended.
+// ask returns the attempt in progress or a recent failed one, or makes a new attempt and waits for its end.
 func (n *nfs) ask(ctx context.Context) (*attempt, error) {
 	if err := n.able(ctx); err != nil {
 		return nil, err
@@ -114,7 +114,7 @@ func (n *nfs) ask(ctx context.Context) (*attempt, error) {
 	return a, nil
 }
 
-// reach mounts the export, if it is not yet.
+// reach mounts the export unless it is mounted.
 func (n *nfs) reach(ctx context.Context) error {
 	a, err := n.ask(ctx)
 	if err != nil {
@@ -126,13 +126,13 @@ func (n *nfs) reach(ctx context.Context) error {
 	case <-a.done:
 	case <-patience.Done():
 	}
-	if a.ended() && (ctx.Err() != nil || !errors.Is(a.err, context.Canceled)) { // canceled: its caller gave up, not its server
+	if a.ended() && (ctx.Err() != nil || !errors.Is(a.err, context.Canceled)) { // canceled means that the caller gave up, not that the server failed
 		return a.err
 	}
-	return driver.Errorf(driver.RuntimeUnhealthy, "volume", "%s is being mounted, and has not answered yet", n.source())
+	return driver.Errorf(driver.RuntimeUnhealthy, "volume", "%s is being mounted and has not answered yet", n.source())
 }
 
-// export is the mount point of the export, which was reached.
+// export returns the mount point of the mounted export.
 func (n *nfs) export() (string, error) {
 	at, err := n.point()
 	if err != nil {
@@ -142,12 +142,12 @@ func (n *nfs) export() (string, error) {
 	case err != nil:
 		return "", err
 	case !there:
-		return "", driver.Errorf(driver.RuntimeUnhealthy, "volume", "%s is not mounted at %s any more", n.source(), at)
+		return "", driver.Errorf(driver.RuntimeUnhealthy, "volume", "%s is no longer mounted at %s", n.source(), at)
 	}
 	return at, nil
 }
 
-// space is that of the export, which was reached.
+// space returns the space of the mounted export.
 func (n *nfs) space() (Space, error) {
 	at, err := n.export()
 	if err != nil {
@@ -204,7 +204,7 @@ func (n *nfs) provision(ctx context.Context, v *Volume) error {
 		v.Device = v.StagePath + ".img"
 		place = v.Device
 	}
-	// While it is in use here, its mark keeps other nodes from deleting it.
+	// While this node uses the volume, its mark keeps other nodes from deleting it.
 	if slices.ContainsFunc(n.m.users(v.ID), func(a Attachment) bool { return a.StagePath == place }) {
 		return present(v, place)
 	}
@@ -246,7 +246,7 @@ func (n *nfs) attach(ctx context.Context, v *Volume, workload string) (string, s
 	if err != nil {
 		return "", "", err
 	}
-	// The export may be full: an empty mark holds as well.
+	// If the export is full, an empty mark protects the volume too.
 	_, _ = f.WriteString(n.m.node + "\n" + workload + "\n")
 	_ = f.Close()
 	if v.Form == Disk {
@@ -300,10 +300,10 @@ func (n *nfs) remove(_ context.Context, v *Volume) error {
 	return os.RemoveAll(users)
 }
 
-// inUse says who keeps a volume from being deleted.
+// inUse is the error that a mark keeps a volume from being deleted.
 type inUse struct {
 	volume, by string
-	itself     bool // the workload that goes, on a node that it was on before
+	itself     bool // the mark is of the workload that is removed, on a node where it ran before
 }
 
 func (e *inUse) Error() string { return "volume " + e.volume + " is used by " + e.by }

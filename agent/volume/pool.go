@@ -10,23 +10,23 @@ import (
 	"time"
 )
 
-// Pool is storage that a node offers, GB.
+// Pool is storage that a node offers, in GB.
 type Pool struct {
 	Name, Type      string
 	TotalGB, UsedGB int64
-	Path            string // of a local one
+	Path            string // of a local pool
 }
 
 const (
-	measureTimeout  = 20 * time.Second // of one question: a server that is gone answers nothing
-	measurePatience = 5 * time.Second  // after which nobody waits for it
+	measureTimeout  = 20 * time.Second // of one call: an unreachable server never answers
+	measurePatience = 5 * time.Second  // how long Measure waits for the calls
 )
 
 const notLooked = "not looked at yet"
 
-// Measure looks at pools and drivers. It reports whether what a node registers is another than it was when
-// it last reported. A look that hangs, on a file server that is gone, is waited for only so long, and not
-// begun again until it ends; what it finds is reported by the Measure after that.
+// Measure measures pools and checks drivers. It reports whether the node's offer differs from that of the last
+// report. It waits only measurePatience for a call that hangs on an unreachable file server, and does not start
+// another one until it ends. The next Measure reports its result.
 func (m *Manager) Measure(ctx context.Context) (changed bool) {
 	var looks sync.WaitGroup
 	for what, look := range map[string]func(context.Context){Local: m.measureLocal, NFS: m.measureNFS, Ceph: m.measureCeph} {
@@ -66,7 +66,7 @@ func (m *Manager) Measure(ctx context.Context) (changed bool) {
 	return changed
 }
 
-// lack notes why a driver is not offered; with "" it is.
+// lack records why a driver is not offered; "" means that it is.
 func (m *Manager) lack(kind, why string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -87,8 +87,8 @@ func (m *Manager) measureLocal(context.Context) {
 	}
 }
 
-// presume has a driver that is set up offered at first, until a server has answered or failed: a node that
-// offers a driver no more loses what uses it.
+// presume offers a driver that is set up until its server has answered or failed, because a node that stops
+// offering a driver loses the workloads that use it.
 func (m *Manager) presume(kind string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -112,8 +112,8 @@ func (m *Manager) measureCeph(ctx context.Context) {
 	m.lack(Ceph, "")
 }
 
-// measureNFS leaves what is offered as it was while no attempt to mount has ended. One that it begins has as
-// long as any other: it may be who mounts the export.
+// measureNFS keeps the present offer until an attempt to mount has ended. An attempt that it starts gets the
+// full time, because a workload may share it.
 func (m *Manager) measureNFS(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, m.timeout)
 	defer cancel()
@@ -145,7 +145,7 @@ func (m *Manager) measureNFS(ctx context.Context) {
 	m.lack(NFS, "")
 }
 
-// existing is the nearest folder above path that is there.
+// existing returns the nearest existing folder above path.
 func existing(path string) string {
 	for path != "/" {
 		if real, err := filepath.EvalSymlinks(path); err == nil {
@@ -156,19 +156,19 @@ func existing(path string) string {
 	return path
 }
 
-// offer is what decides whether a node registers anew. It is called with mu held.
+// offer returns the facts whose change makes a node register again. It is called with mu held.
 func (m *Manager) offer() []string {
 	out := m.offered()
 	for _, p := range m.pools {
 		out = append(out, p.Name, strconv.FormatInt(m.figures[p.Name].Total/gib, 10))
 	}
 	if s, ok := m.figures[NFS]; ok && m.lacks[NFS] == "" {
-		out = append(out, NFS, strconv.FormatInt(s.Total/gib, 10)) // which may be known only after the node registered
+		out = append(out, NFS, strconv.FormatInt(s.Total/gib, 10)) // the size may become known only after the registration
 	}
 	return out
 }
 
-// Drivers that this node offers beside local.
+// Drivers returns the drivers that this node offers besides local.
 func (m *Manager) Drivers() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -185,7 +185,7 @@ func (m *Manager) offered() (out []string) {
 	return out
 }
 
-// Lacks says for each driver that is not offered what is missing.
+// Lacks returns, for each driver that is not offered, what is missing.
 func (m *Manager) Lacks() map[string]string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -198,7 +198,7 @@ func (m *Manager) Lacks() map[string]string {
 	return out
 }
 
-// Pools of this node as they were last measured, the default first. A pool that was not is left out.
+// Pools returns the node's pools as last measured, the default first. Pools without a measurement are left out.
 func (m *Manager) Pools() []Pool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -12,25 +12,25 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// provider is one kind of storage. Every call can be repeated.
+// provider is one kind of storage. All calls are idempotent.
 type provider interface {
-	// reach connects to the server that all its volumes share, which may take minutes. It is asked before a
-	// volume is locked; the calls below then wait for no connection.
+	// reach connects to the server that all its volumes share, which may take minutes. It is called before a
+	// volume is locked, so that the calls below do not wait for a connection.
 	reach(ctx context.Context) error
-	// provision makes the storage of a volume, or finds what is there already, and fills StagePath. SizeGB is
-	// less afterwards if that is smaller than what was asked for.
+	// provision creates the storage of a volume, or finds existing storage, and sets StagePath. It lowers
+	// SizeGB if existing storage is smaller.
 	provision(ctx context.Context, v *Volume) error
-	// grow makes it larger; v has the new size.
+	// grow enlarges the storage to the size in v.
 	grow(ctx context.Context, v *Volume) error
-	// attach mounts or maps it for a workload and gives what a driver is told: a folder or a disk.
+	// attach mounts or maps the volume for a workload and returns a folder or a disk for the driver.
 	attach(ctx context.Context, v *Volume, workload string) (path, disk string, err error)
-	// release ends one workload's use; last tells that nobody else here uses it.
+	// release ends one workload's use; last means that no other workload on this node uses it.
 	release(ctx context.Context, v *Volume, workload string, last bool) error
-	// remove deletes the storage. It is an error if anybody still uses it.
+	// remove deletes the storage. It fails if the storage is in use.
 	remove(ctx context.Context, v *Volume) error
 }
 
-// unreached is a provider whose server was not reached: what needs it fails at once, and says why.
+// unreached is a provider whose server is unreachable: calls that need the server fail at once with the reason.
 type unreached struct {
 	provider
 	err error
@@ -44,17 +44,17 @@ func (u unreached) attach(context.Context, *Volume, string) (string, string, err
 func (u unreached) release(context.Context, *Volume, string, bool) error { return u.err }
 func (u unreached) remove(context.Context, *Volume) error                { return u.err }
 
-// inside is the folder of a mounted file system that workloads see: it is missing when nothing is
-// mounted, and it keeps lost+found out of sight.
+// inside is the folder of a mounted file system that workloads see. It is missing if nothing is mounted, and
+// it hides lost+found.
 const inside = "data"
 
-// folderMode of what workloads get. Its parents are for root only, or known by name only.
+// folderMode is the mode of folders for workloads. Their parents are accessible by root only.
 const folderMode = 0o755
 
-// local keeps volumes on file systems of this machine.
+// local stores volumes on file systems of this machine.
 type local struct {
 	m     *Manager
-	pools []PoolConfig // the first is the default
+	pools []PoolConfig // the first pool is the default
 }
 
 func (l *local) reach(context.Context) error { return nil }
@@ -65,7 +65,7 @@ func (l *local) root(name string) (string, error) {
 			if err := os.MkdirAll(p.Path, 0o711); err != nil {
 				return "", err
 			}
-			// Mount points are compared with the kernel's list, which knows no links.
+			// Mount points are compared with the kernel's list, which has no symbolic links.
 			return filepath.EvalSymlinks(p.Path)
 		}
 	}
@@ -92,7 +92,7 @@ func (l *local) provision(ctx context.Context, v *Volume) error {
 		mode = 0o700
 		v.Device = v.StagePath + ".img"
 		if err := l.room(v); err != nil {
-			v.StagePath, v.Device = "", "" // nothing was made
+			v.StagePath, v.Device = "", "" // nothing was created
 			return err
 		}
 		if err := l.m.makeImage(ctx, v); err != nil {
@@ -107,7 +107,7 @@ func (l *local) provision(ctx context.Context, v *Volume) error {
 	return driver.Synced(root)
 }
 
-// own refuses a place that is another volume's: the folder of data.img has the name of the file of data.
+// own refuses a path of another volume. For example the folder of the volume "data.img" is the file of the volume "data".
 func own(v *Volume, path string, folder bool) error {
 	if info, err := os.Stat(path); err == nil && info.IsDir() != folder {
 		return invalid("volume %q would be stored at %s, which is another volume's: choose another name", v.Name, path)
@@ -115,14 +115,14 @@ func own(v *Volume, path string, folder bool) error {
 	return nil
 }
 
-// room refuses early, with the figures, what the pool cannot hold once it is full.
+// room refuses a volume that the pool could not hold once all its volumes are full. The error has the figures.
 func (l *local) room(v *Volume) error {
 	missing := v.SizeGB * gib
 	if info, err := os.Stat(v.Device); err == nil {
 		missing -= info.Size()
 	}
 	if missing <= 0 {
-		return nil // it is there already
+		return nil // the file exists already
 	}
 	root := filepath.Dir(v.Device)
 	space, err := l.m.sys.Space(root)
@@ -131,7 +131,7 @@ func (l *local) room(v *Volume) error {
 	}
 	promised := l.m.promised(v.Pool, v.ID)
 	if want := promised + v.SizeGB; want > space.Total/gib {
-		return driver.Errorf(driver.StorageFull, "volume", "volume %q: %d GB and the %d GB of the other volumes are more than the %d GB of pool %q (%s)",
+		return driver.Errorf(driver.StorageFull, "volume", "volume %q: %d GB and the %d GB of the other volumes exceed the %d GB of pool %q (%s)",
 			v.Name, v.SizeGB, promised, space.Total/gib, l.name(v.Pool), root)
 	}
 	if space.Free < missing {
@@ -170,11 +170,11 @@ func (l *local) attach(ctx context.Context, v *Volume, _ string) (string, string
 	return v.StagePath, "", present(v, v.StagePath)
 }
 
-// present refuses a volume that was here and is not: made anew it would be an empty one in its stead.
+// present fails for a volume whose storage has disappeared: creating it again would replace it by an empty one.
 func present(v *Volume, path string) error {
 	_, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("volume %q is missing: is the file system that holds it mounted? %w", v.Name, err)
+		return fmt.Errorf("volume %q is missing: check that its file system is mounted: %w", v.Name, err)
 	}
 	return err
 }
@@ -190,10 +190,9 @@ func (l *local) remove(_ context.Context, v *Volume) error {
 	return l.m.erase(v, v.StagePath, v.Device)
 }
 
-// erase deletes a volume's file and, unless it is a disk, its folder, if nothing is mounted there: it
-// would not be ours.
+// erase deletes a volume's file and, unless it is a disk, its folder. It fails if something is mounted there.
 func (m *Manager) erase(v *Volume, folder, file string) error {
-	if v.Form != Disk { // a folder of a disk's name is another volume's
+	if v.Form != Disk { // a folder with the disk's name belongs to another volume
 		if err := m.eraseFolder(folder); err != nil {
 			return err
 		}
@@ -209,7 +208,7 @@ func (m *Manager) erase(v *Volume, folder, file string) error {
 
 func (m *Manager) eraseFolder(folder string) error {
 	if folder == "" || !filepath.IsAbs(folder) || folder == "/" {
-		return fmt.Errorf("folder %q is no place for a volume", folder)
+		return fmt.Errorf("folder %q is not below a storage pool", folder)
 	}
 	if at, ok, err := m.mountedBelow(folder); err != nil {
 		return err
@@ -217,13 +216,13 @@ func (m *Manager) eraseFolder(folder string) error {
 		return fmt.Errorf("something is mounted at %s; unmount it first", at)
 	}
 	if info, err := os.Lstat(folder); err == nil && info.Mode().IsRegular() {
-		return nil // another volume's file
+		return nil // the file of another volume
 	}
 	return os.RemoveAll(folder)
 }
 
-// makeImage makes the file of a volume. It is complete once it has its name, and a file that is there
-// is never formatted.
+// makeImage creates the file of a volume. The file gets its final name once it is complete, and an existing
+// file is never formatted.
 func (m *Manager) makeImage(ctx context.Context, v *Volume) error {
 	if err := own(v, v.Device, false); err != nil {
 		return err
@@ -231,12 +230,12 @@ func (m *Manager) makeImage(ctx context.Context, v *Volume) error {
 	if err := taken(v); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	part := v.Device + "." + m.node + ".part" // others may make it too, on an export
+	part := v.Device + "." + m.node + ".part" // on an export other nodes may create it at the same time
 	f, err := os.OpenFile(part, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
-	// Sparse: room was looked for, and writing it all would take minutes.
+	// Sparse: the free space was checked, and writing every block would take minutes.
 	err = errors.Join(f.Truncate(v.SizeGB*gib), f.Close())
 	if err == nil && v.Form == Image {
 		err = m.format(ctx, v.FSType, part)
@@ -245,7 +244,7 @@ func (m *Manager) makeImage(ctx context.Context, v *Volume) error {
 		err = driver.Synced(part)
 	}
 	if err == nil {
-		// Unlike a rename, a link replaces no other node's. Not every file system has them.
+		// Unlike a rename, a hard link does not replace another node's file. Some file systems lack hard links.
 		err = os.Link(part, v.Device)
 		if errors.Is(err, errors.ErrUnsupported) || errors.Is(err, fs.ErrPermission) {
 			if err = os.Rename(part, v.Device); err == nil {
@@ -259,7 +258,7 @@ func (m *Manager) makeImage(ctx context.Context, v *Volume) error {
 	return errors.Join(err, os.Remove(part))
 }
 
-// taken takes the file that is there for a volume's, which may be smaller than was asked for.
+// taken uses an existing file for a volume. It may be smaller than requested.
 func taken(v *Volume) error {
 	info, err := os.Stat(v.Device)
 	if err == nil {
@@ -272,7 +271,7 @@ func taken(v *Volume) error {
 func (m *Manager) format(ctx context.Context, kind, path string) error {
 	program, args := "mkfs."+kind, []string{"-q"}
 	if kind == "ext4" {
-		// No blocks kept for root: the size is the workload's.
+		// No blocks reserved for root: the workload gets the full size.
 		args = append(args, "-F", "-m", "0", "-E", "lazy_itable_init=1,lazy_journal_init=1")
 	}
 	if !m.sys.Find(program) {
@@ -282,13 +281,12 @@ func (m *Manager) format(ctx context.Context, kind, path string) error {
 	return err
 }
 
-// mountImage mounts a volume's file, which takes a loop device, and gives the folder for workloads.
+// mountImage mounts a volume's file through a loop device, and returns the folder for workloads.
 func (m *Manager) mountImage(ctx context.Context, v *Volume) (string, error) {
 	return m.mount(ctx, v.StagePath, v.Device, "-t", v.FSType, "-o", "loop,nodev")
 }
 
-// mount makes source the file system at path, if it is not yet, and gives the folder in it that
-// workloads see.
+// mount mounts source at path unless it is mounted, and returns the folder in it that workloads see.
 func (m *Manager) mount(ctx context.Context, path, source string, args ...string) (string, error) {
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return "", err
@@ -317,11 +315,11 @@ func (m *Manager) unmount(ctx context.Context, path string) error {
 	return nil
 }
 
-// growImage makes the file larger, and the file system in it: while it is mounted, or, where the agent
-// lacks the right to do so (CAP_SYS_RESOURCE), between two mounts, if nobody uses it.
+// growImage enlarges the file and its file system: while it is mounted or, if the agent lacks CAP_SYS_RESOURCE,
+// between unmount and mount if the volume is not in use.
 func (m *Manager) growImage(ctx context.Context, v *Volume) error {
 	info, err := os.Stat(v.Device)
-	if err == nil && info.Size() < v.SizeGB*gib { // another node may have made it larger than that: it is never cut
+	if err == nil && info.Size() < v.SizeGB*gib { // another node may have made the file larger; it is never shrunk
 		err = os.Truncate(v.Device, v.SizeGB*gib)
 	}
 	if err != nil || v.Form == Disk {
@@ -343,10 +341,10 @@ func (m *Manager) growImage(ctx context.Context, v *Volume) error {
 	if unmounted := m.unmount(ctx, v.StagePath); unmounted != nil {
 		return errors.Join(err, unmounted)
 	}
-	// A container keeps the file system alive after it was unmounted here.
+	// A container may keep the file system mounted in its own namespace.
 	if held, looked := m.loop(ctx, v); looked != nil || held != "" {
 		_, again := m.mountImage(ctx, v)
-		return errors.Join(fmt.Errorf("it cannot grow while it is in use; stop its workload first: %w", err), looked, again)
+		return errors.Join(fmt.Errorf("the volume cannot grow while it is in use; stop its workload first: %w", err), looked, again)
 	}
 	if _, err := m.sys.Run(ctx, "e2fsck", "-f", "-p", v.Device); err != nil && exitCode(err) != 1 { // 1: repaired
 		return err
@@ -355,14 +353,14 @@ func (m *Manager) growImage(ctx context.Context, v *Volume) error {
 	return err
 }
 
-// loop is the device that holds a volume's file, "" for none.
+// loop returns the loop device of a volume's file, "" for none.
 func (m *Manager) loop(ctx context.Context, v *Volume) (string, error) {
 	out, err := m.sys.Run(ctx, "losetup", "-n", "-O", "NAME", "-j", v.Device)
 	name, _, _ := strings.Cut(strings.TrimSpace(out), "\n")
 	return name, err
 }
 
-// stretch makes a mounted file system as large as its device.
+// stretch enlarges a mounted file system to the size of its device.
 func (m *Manager) stretch(ctx context.Context, v *Volume, device string) error {
 	if v.FSType == "xfs" {
 		_, err := m.sys.Run(ctx, "xfs_growfs", v.StagePath)

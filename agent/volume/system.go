@@ -14,34 +14,34 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// System is what the machine does for us. Tests put another in its place.
+// System is the interface to the machine. Tests replace it.
 type System interface {
-	// Run runs a program and returns what it wrote to its standard output. The error holds what it
-	// wrote to the other, in one line.
+	// Run runs a program and returns its standard output. The error contains its error output in one
+	// line.
 	Run(ctx context.Context, program string, args ...string) (string, error)
 	// Find reports whether a program is installed.
 	Find(program string) bool
-	// Mounts are the mount points of this machine, as /proc/self/mountinfo has them.
+	// Mounts returns the mount points in /proc/self/mountinfo.
 	Mounts() ([]Mount, error)
-	// Filesystems are those that the kernel knows now.
+	// Filesystems returns the file systems that the kernel supports now.
 	Filesystems() ([]string, error)
-	// Space of the file system that holds path, in bytes.
+	// Space returns the space of the file system that holds path.
 	Space(path string) (Space, error)
 }
 
-// Mount is one mount point; a later one of the same path hides the former.
+// Mount is one mount point; a later mount on the same path hides an earlier one.
 type Mount struct{ Path, Type, Source string }
 
-// Space of a file system, in bytes. Free is what is left for others than root.
+// Space is the space of a file system, in bytes. Free is available to users other than root.
 type Space struct {
 	Total, Used, Free int64
 	Device            uint64
 }
 
-// Machine is the System of this machine.
+// Machine implements System on this machine.
 type Machine struct{}
 
-// Run is System's.
+// Run implements System.
 func (Machine) Run(ctx context.Context, program string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Env = append(os.Environ(), "LC_ALL=C")
@@ -70,7 +70,7 @@ type programError struct {
 func (e *programError) Error() string { return e.program + ": " + e.text }
 func (e *programError) Unwrap() error { return e.cause }
 
-// exitCode of a program that failed; -1 if it did not run.
+// exitCode returns the exit code of a failed program; -1 if it did not start.
 func exitCode(err error) int {
 	var exit interface{ ExitCode() int }
 	if errors.As(err, &exit) {
@@ -79,7 +79,7 @@ func exitCode(err error) int {
 	return -1
 }
 
-// clip is up to n bytes of a text, as UTF-8 whatever a program said: others send it on.
+// clip returns up to n bytes of a text as valid UTF-8, which protobuf requires.
 func clip(s string, n int) string {
 	if len(s) > n {
 		return strings.ToValidUTF8(s[:n], "") + "…"
@@ -87,13 +87,13 @@ func clip(s string, n int) string {
 	return strings.ToValidUTF8(s, "\ufffd")
 }
 
-// Find is System's.
+// Find implements System.
 func (Machine) Find(program string) bool {
 	_, err := exec.LookPath(program)
 	return err == nil
 }
 
-// Mounts is System's.
+// Mounts implements System.
 func (Machine) Mounts() ([]Mount, error) {
 	raw, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -111,10 +111,10 @@ func (Machine) Mounts() ([]Mount, error) {
 	return out, nil
 }
 
-// unescape undoes the kernel's octal form of blanks and backslashes.
+// unescape decodes the kernel's octal escapes.
 var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace
 
-// Filesystems is System's.
+// Filesystems implements System.
 func (Machine) Filesystems() ([]string, error) {
 	raw, err := os.ReadFile("/proc/filesystems")
 	if err != nil {
@@ -129,7 +129,7 @@ func (Machine) Filesystems() ([]string, error) {
 	return out, nil
 }
 
-// Space is System's.
+// Space implements System.
 func (Machine) Space(path string) (Space, error) {
 	var fs unix.Statfs_t
 	var st unix.Stat_t
@@ -145,7 +145,7 @@ func (Machine) Space(path string) (Space, error) {
 	}, nil
 }
 
-// mountedAt finds what is mounted exactly at path.
+// mountedAt finds the mount exactly at path.
 func (m *Manager) mountedAt(path string) (Mount, bool, error) {
 	mounts, err := m.sys.Mounts()
 	if err != nil {
@@ -187,7 +187,7 @@ func (m *Manager) kernelHas(ctx context.Context, module string, names ...string)
 			return false, nil
 		}
 		if _, err := m.sys.Run(ctx, "modprobe", "-q", module); err != nil {
-			return false, nil // no such module: the second look would show the same
+			return false, nil // no such module: checking again would give the same result
 		}
 	}
 	return false, nil

@@ -17,20 +17,20 @@ const (
 	Ceph  = "ceph-rbd"
 )
 
-// Form is what a volume is on its storage. It never changes.
+// Form is how a volume is stored. It never changes.
 type Form string
 
-// The forms. Folder is also what records of legacy v1 agents mean, which name none.
+// The forms. Records of legacy v1 agents have no form, which means Folder.
 const (
 	Folder Form = "folder" // a plain folder, without limit
 	Image  Form = "image"  // a file or network image with a file system, mounted
-	Disk   Form = "disk"   // a file or network image that a virtual machine uses as it likes
+	Disk   Form = "disk"   // a file or network image that a virtual machine uses as a raw disk
 )
 
 // Phase of a volume (contract/state-etcd.md, "Volume and Attachment").
 type Phase string
 
-// The phases. A released volume is one whose workload lives on elsewhere or uses it no more.
+// The phases. A volume is released when its workload moved to another node or no longer uses it.
 const (
 	Provisioning Phase = "Provisioning"
 	Provisioned  Phase = "Provisioned"
@@ -59,9 +59,9 @@ type Volume struct {
 	Retain bool   `json:"retain,omitempty"`
 	Phase  Phase  `json:"phase,omitempty"`
 	Error  string `json:"last_error,omitempty"`
-	// Formatting was begun here and is not known to be done: what is on it is no data.
+	// Formatting means that mkfs was started and may be incomplete: the device holds no data.
 	Formatting bool `json:"formatting,omitempty"`
-	// Owner is the workload that used it last: whose delete decides about it.
+	// Owner is the workload that used the volume last. Its delete decides about the volume.
 	Owner      string    `json:"owner,omitempty"`
 	ReleasedAt time.Time `json:"released_at,omitzero"`
 }
@@ -79,7 +79,7 @@ type Attachment struct {
 	UpdatedAt  time.Time         `json:"updated_at"`
 }
 
-// Store makes records durable; every call is on disk before it returns.
+// Store stores records durably: every call is on disk before it returns.
 type Store interface {
 	PutVolume(Volume) error
 	DropVolume(id string) error
@@ -87,17 +87,17 @@ type Store interface {
 	DropAttachment(id string) error
 }
 
-// Records is what a Store held at the start.
+// Records holds the records of a Store at the start of the agent.
 type Records struct {
 	Volumes     []Volume
 	Attachments []Attachment
 }
 
-// namePattern is the rule for every id; it keeps a name from being a path.
+// namePattern is the rule for every id; it prevents path separators.
 var namePattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
 
-// clean is a name as legacy v1 agents write it on storage: lower-case letters, digits, '-', '_' and
-// '.'; everything else becomes '-'.
+// clean returns a name as legacy v1 agents write it on storage: lower-case letters, digits, '-', '_' and '.';
+// every other character becomes '-'.
 func clean(name string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
@@ -108,7 +108,7 @@ func clean(name string) string {
 	}, strings.ToLower(name))
 }
 
-// driverOf resolves the spellings of the contract.
+// driverOf maps the spellings in the contract to a driver.
 func driverOf(s string) string {
 	switch s = strings.ToLower(strings.TrimSpace(s)); s {
 	case "":
@@ -119,7 +119,7 @@ func driverOf(s string) string {
 	return s
 }
 
-// request is one volume of a specification, understood.
+// request is one parsed volume of a specification.
 type request struct {
 	id, name, driver, pool, fs, mountPath string
 	sizeGB                                int64
@@ -135,7 +135,7 @@ func broken(format string, args ...any) error {
 	return driver.Errorf(driver.StorageProvisionFailed, "volume", format, args...)
 }
 
-// understand reads a specification for a workload of a kind.
+// understand parses the specification of a volume for a workload of a kind.
 func understand(kind driver.Kind, i int, s *agentv1.ManagedVolumeSpec) (request, error) {
 	at := fmt.Sprintf("%s.managed_volumes[%d]", kind, i)
 	r := request{
@@ -181,7 +181,7 @@ func understand(kind driver.Kind, i int, s *agentv1.ManagedVolumeSpec) (request,
 	return r, nil
 }
 
-// maxSizeGB bounds one volume.
+// maxSizeGB bounds the size of one volume, in GB.
 const maxSizeGB = 1 << 20
 
 const gib = int64(1) << 30

@@ -297,7 +297,7 @@ func TestRefusals(t *testing.T) {
 	b.refused("70 GB are wanted, 60 GB are free", driver.StorageFull, "w", driver.Container, folder("big", sized(70)))
 
 	b.attach("w", driver.Container, folder("one", sized(50)))
-	b.refused("60 GB and the 51 GB of the other volumes are more than the 100 GB", driver.StorageFull, "w", driver.Container, folder("two", sized(60)))
+	b.refused("60 GB and the 51 GB of the other volumes exceed the 100 GB", driver.StorageFull, "w", driver.Container, folder("two", sized(60)))
 	b.refused("does not shrink", driver.InvalidSpecification, "w", driver.Container, folder("one", sized(5)))
 	b.refused("cannot become a disk of a virtual machine", driver.InvalidSpecification, "v", driver.VM, folder("one", sized(50)))
 	b.refused("is in pool", driver.InvalidSpecification, "w", driver.Container, func() *agentv1.ManagedVolumeSpec {
@@ -315,7 +315,7 @@ func TestDisks(t *testing.T) {
 		t.Fatalf("%+v %v", at, err)
 	}
 	b.refused("is used by workload vm", driver.StorageAttachFailed, "vm2", driver.VM, folder("d", sized(3)))
-	b.refused("5000 GB and the 0 GB of the other volumes are more than the 100 GB", driver.StorageFull, "vm", driver.VM, folder("d", sized(5000)))
+	b.refused("5000 GB and the 0 GB of the other volumes exceed the 100 GB", driver.StorageFull, "vm", driver.VM, folder("d", sized(5000)))
 	b.refused("67 GB are wanted, 60 GB are free", driver.StorageFull, "vm", driver.VM, folder("d", sized(70)))
 	b.attach("vm", driver.VM, folder("d", sized(63))) // 60 more
 	if info, err := os.Stat(at.Disk); err != nil || info.Size() != 63*gib {
