@@ -70,10 +70,10 @@ func TestCeph(t *testing.T) {
 	})
 }
 
-// blkid ends with 2 also for a device that it could not read.
+// blkid exits with 2 for an unreadable device too.
 func TestOnlyAnEmptyImageIsFormatted(t *testing.T) {
 	for name, c := range map[string]struct {
-		holds string // at the image's device
+		holds string // content of the image's device
 		want  string
 	}{
 		"it cannot be read to the end":   {strings.Repeat("\x00", 4096), "cannot be read"},
@@ -103,7 +103,7 @@ func TestOnlyAnEmptyImageIsFormatted(t *testing.T) {
 	}
 }
 
-// What an attempt to format left that was cut short, with the agent, is no data.
+// A device with the rest of an interrupted mkfs holds no data.
 func TestAFormatThatWasCutShortIsMadeAgain(t *testing.T) {
 	dir := t.TempDir()
 	device := filepath.Join(dir, "rbd0")

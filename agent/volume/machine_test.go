@@ -13,7 +13,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// machine is the real one, where a volume with a limit can be made.
+// machine returns the real machine, if it can make volumes with a limit.
 func machine(t *testing.T) System {
 	t.Helper()
 	testbed.LoopDevices(t)
@@ -23,8 +23,8 @@ func machine(t *testing.T) System {
 	return Machine{}
 }
 
-// TestLimit proves on a real file system that a size is a limit, that it can grow while it is in use,
-// that content survives a restart, a reboot and an update, and that nothing is left of it at the end.
+// TestLimit proves on a real file system that a size is enforced, that it can grow while in use, that content
+// survives a restart, a reboot and an update, and that nothing is left at the end.
 func TestLimit(t *testing.T) {
 	b := newBench(t, machine(t))
 	t.Cleanup(func() { _ = syscall.Unmount(filepath.Join(b.cfg.Pools[0].Path, "data"), syscall.MNT_DETACH) })
@@ -55,7 +55,7 @@ func TestLimit(t *testing.T) {
 	if n := mounts(t, filepath.Dir(at)); n != 1 {
 		t.Fatalf("%d mounts after the agent's restart, want the one", n)
 	}
-	// A reboot takes the mount away. What is there then is no volume: nothing to write into.
+	// After a reboot the volume is not mounted, and the folder for workloads is missing.
 	if err := syscall.Unmount(filepath.Dir(at), 0); err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +85,7 @@ func mounts(t *testing.T, path string) int {
 	return strings.Count(string(raw), " "+path+" ")
 }
 
-// A file that is there without a record is never formatted.
+// An existing file without a record is never formatted.
 func TestImageIsNotFormattedTwice(t *testing.T) {
 	b := newBench(t, machine(t))
 	t.Cleanup(func() { _ = syscall.Unmount(filepath.Join(b.cfg.Pools[0].Path, "data"), syscall.MNT_DETACH) })
@@ -94,7 +94,7 @@ func TestImageIsNotFormattedTwice(t *testing.T) {
 	if err := b.m.Release(t.Context(), "db", Fate{}); err != nil {
 		t.Fatal(err)
 	}
-	b.store = newMemory() // the agent's file is lost
+	b.store = newMemory() // the agent's state file is lost
 	b.restart()
 	b.attach("db", driver.Container, folder("data", sized(1)))
 	if !holds(at, "kept", "one") {
@@ -105,8 +105,8 @@ func TestImageIsNotFormattedTwice(t *testing.T) {
 	}
 }
 
-// This machine's kernel has no NFS client, so a real mount is refused with the reason; where it has
-// one, mount itself refuses a server that is not there.
+// If this machine's kernel has no NFS client, the error says so. If it has one, mount refuses a server that does
+// not exist.
 func TestNFSOnThisMachine(t *testing.T) {
 	b := newBench(t, Machine{}, func(c *Config) { c.NFS.Server, c.NFS.Export = "127.0.0.1", "/nowhere" })
 	_, err := b.m.Attach(t.Context(), "w", driver.Container, []*agentv1.ManagedVolumeSpec{folder("a", by("nfs"))})
@@ -119,7 +119,7 @@ func TestNFSOnThisMachine(t *testing.T) {
 	}
 }
 
-// What a program says in another language, or in none, can be sent on.
+// Program output that is not UTF-8 is converted, so that it can be sent in protobuf messages.
 func TestWhatProgramsSayIsUTF8(t *testing.T) {
 	for text, want := range map[string]string{"kurz": "kurz", "über": "übe…", "abcü": "abc…", "h\xfc": "h\ufffd"} {
 		if got := clip(text, 4); got != want {

@@ -11,12 +11,12 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// away is a machine whose file server answers nothing, or slowly.
+// away is a fake machine whose file server does not answer, or answers slowly.
 type away struct {
 	*fake
 	on    atomic.Bool
-	asked chan struct{}            // to mount, if it is to be told
-	takes map[string]time.Duration // by program
+	asked chan struct{}            // receives a value for each mount call, if not nil
+	takes map[string]time.Duration // duration by program
 }
 
 func (a *away) Run(ctx context.Context, program string, args ...string) (string, error) {
@@ -38,7 +38,7 @@ func (a *away) Run(ctx context.Context, program string, args ...string) (string,
 	return a.fake.Run(ctx, program, args...)
 }
 
-// One waits for a file server that is away. The others hear that, and then for a while of its failure.
+// One caller waits for an unreachable file server. The others get an error at once, also for a while afterwards.
 func TestOneWaitsForAFileServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sys := &away{fake: &fake{known: []string{"nfs"}, programs: []string{"mount.nfs"}}}
@@ -63,7 +63,7 @@ func TestOneWaitsForAFileServer(t *testing.T) {
 		}
 		unanswered := func() {
 			t.Helper()
-			for _, shared := range []string{"b", "a"} { // a: the volume of the one that waits
+			for _, shared := range []string{"b", "a"} { // a is the volume of the waiting caller
 				if l := b.m.locks["nfs:"+shared]; l != nil && !l.TryLock() {
 					t.Fatalf("volume %s is held by the one that waits", shared)
 				} else if l != nil {
@@ -81,7 +81,7 @@ func TestOneWaitsForAFileServer(t *testing.T) {
 		giveUp()
 		<-first
 
-		first = begin(t.Context()) // which is tried at once: nothing is known of the server
+		first = begin(t.Context()) // tried at once, because the server's state is unknown
 		took(mountPatience, unanswered)
 		<-first
 		took(0, func() {
@@ -96,8 +96,8 @@ func TestOneWaitsForAFileServer(t *testing.T) {
 	})
 }
 
-// Nor do the users of one volume wait for each other: whoever waits for its file server holds nothing.
-func TestNobodyHoldsAVolumeThatWaitsForItsFileServer(t *testing.T) {
+// A caller that waits for a file server holds no lock on the volume, so other users of the volume do not wait.
+func TestWaitingForAFileServerHoldsNoLock(t *testing.T) {
 	for name, wait := range map[string]func(context.Context, *Manager){
 		"attach": func(ctx context.Context, m *Manager) {
 			_, _ = m.Attach(ctx, "web", driver.Container, []*agentv1.ManagedVolumeSpec{folder("data", by(NFS), retain)})
@@ -126,7 +126,7 @@ func TestNobodyHoldsAVolumeThatWaitsForItsFileServer(t *testing.T) {
 				wait(ctx, b.m)
 			}()
 			select {
-			case <-sys.asked: // it waits
+			case <-sys.asked: // the caller waits
 			case <-ended:
 				t.Fatal("it does not ask for the export")
 			}
@@ -147,9 +147,9 @@ func TestNobodyHoldsAVolumeThatWaitsForItsFileServer(t *testing.T) {
 	}
 }
 
-// What a node offers is what it offered, until an attempt to mount has ended: a leader evicts what uses a
-// driver that is offered no more.
-func TestAnExportThatIsBeingMountedIsOffered(t *testing.T) {
+// The node's offer stays unchanged until an attempt to mount has ended, because a leader evicts workloads whose
+// driver is no longer offered.
+func TestExportIsOfferedWhileItIsMounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sys := &away{fake: &fake{known: []string{"nfs"}, programs: []string{"mount.nfs"}}}
 		b := newBench(t, sys, func(c *Config) { c.NFS.Server, c.NFS.Export = "files", "/srv" })
@@ -238,8 +238,8 @@ func TestAnExportThatIsBeingMountedIsOffered(t *testing.T) {
 	})
 }
 
-// A server that takes its time is no server that is gone, whoever asks it first.
-func TestASlowServerIsOffered(t *testing.T) {
+// A slow server does not count as unreachable, whichever caller contacts it first.
+func TestSlowServerIsOffered(t *testing.T) {
 	for kind, program := range map[string]string{NFS: "mount", Ceph: "rbd"} {
 		t.Run(kind, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -253,7 +253,7 @@ func TestASlowServerIsOffered(t *testing.T) {
 						c.NFS.Server, c.Ceph.Pool = "", "persys"
 					}
 				})
-				for range 12 { // looks of an agent
+				for range 12 { // measurements of an agent
 					b.m.Measure(t.Context())
 					if got := b.m.Drivers(); len(got) != 1 || got[0] != kind {
 						t.Fatalf("offers %q, lacks %q", got, b.m.Lacks()[kind])

@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// memory is a Store that outlives managers, as a file does.
+// memory is a Store in memory that outlives managers, as a file does.
 type memory struct {
 	mu   sync.Mutex
 	vols map[string]Volume
@@ -67,13 +67,13 @@ func (s *memory) records() (out Records) {
 	return out
 }
 
-// exit is a program's end with a code.
+// exit is the error of a program that exits with a code.
 type exit int
 
 func (e exit) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 func (e exit) ExitCode() int { return int(e) }
 
-// fake is a machine in memory: mounts are entries of a list, programs are told by a test.
+// fake is a machine in memory: mounts are list entries, and tests script the programs.
 type fake struct {
 	mu       sync.Mutex
 	mounts   []Mount
@@ -135,7 +135,7 @@ func (f *fake) calls(prefix string) (out []string) {
 	return out
 }
 
-// bench is a machine's storage that managers come and go on.
+// bench is the storage of a machine across restarts of the manager.
 type bench struct {
 	*testing.T
 	cfg   Config
@@ -158,7 +158,7 @@ func newBench(t *testing.T, sys System, change ...func(*Config)) *bench {
 	return b
 }
 
-// restart is another process on the same file.
+// restart opens the same store with a new manager.
 func (b *bench) restart() {
 	b.Helper()
 	m, err := New(b.cfg, b.store, b.store.records())
@@ -274,7 +274,7 @@ func TestFolders(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 	})
-	t.Run("one that is named no more is released, then goes with the workload", func(t *testing.T) {
+	t.Run("a volume that is no longer named is released, then deleted with the workload", func(t *testing.T) {
 		old := b.attach("w", driver.Container, folder("a"), folder("b", func(s *agentv1.ManagedVolumeSpec) { s.MountPath = "/b" }))
 		if err := b.m.Trim(t.Context(), "w", []*agentv1.ManagedVolumeSpec{folder("a")}); err != nil {
 			t.Fatal(err)
@@ -326,8 +326,8 @@ func TestDisks(t *testing.T) {
 	}
 }
 
-// What another node made larger meanwhile is not cut to what this one is asked for.
-func TestAGrownDiskIsNotCut(t *testing.T) {
+// A disk that another node enlarged is not shrunk to this node's order.
+func TestGrownDiskIsNotShrunk(t *testing.T) {
 	a, b := nodes(t)
 	disk := func(n *bench, gb int64) int64 {
 		t.Helper()
@@ -343,8 +343,8 @@ func TestAGrownDiskIsNotCut(t *testing.T) {
 	}
 }
 
-// A volume that is found again, on another node, gets what is asked for there.
-func TestWhatIsFoundAgainGrows(t *testing.T) {
+// A volume found again on another node grows to the size ordered there.
+func TestVolumeFoundAgainGrows(t *testing.T) {
 	t.Run("a disk on an export", func(t *testing.T) {
 		a, b := nodes(t)
 		a.attach("vm", driver.VM, folder("d", by(NFS), sized(2)))
@@ -353,7 +353,7 @@ func TestWhatIsFoundAgainGrows(t *testing.T) {
 			t.Errorf("%v, recorded %+v", err, b.store.vols["nfs:d"])
 		}
 	})
-	for asked, want := range map[int64]string{4: "", 5: "", 7: "rbd resize --size 7G persys/d"} { // an image of 5 GB
+	for asked, want := range map[int64]string{4: "", 5: "", 7: "rbd resize --size 7G persys/d"} { // the image has 5 GB
 		t.Run(fmt.Sprintf("an image, as %d GB", asked), func(t *testing.T) {
 			sys := &fake{programs: []string{"rbd"}}
 			b := newBench(t, sys, func(c *Config) { c.Ceph.Pool = "persys" })
@@ -363,7 +363,7 @@ func TestWhatIsFoundAgainGrows(t *testing.T) {
 			}
 		})
 	}
-	t.Run("not made larger, it is not recorded as such", func(t *testing.T) {
+	t.Run("a failed growth is not recorded", func(t *testing.T) {
 		sys := &fake{programs: []string{"rbd"}, answer: func(p string, args []string) (string, error) {
 			if p == "rbd" && args[0] == "resize" {
 				return "", errors.New("no room")
@@ -378,8 +378,8 @@ func TestWhatIsFoundAgainGrows(t *testing.T) {
 	})
 }
 
-// Nodes that make one file at the same time write each its own, and whoever ends first has made it.
-func TestAFileThatAnotherMadeMeanwhileStays(t *testing.T) {
+// Nodes that create one file concurrently each write their own, and the first to finish wins.
+func TestConcurrentlyMadeFileStays(t *testing.T) {
 	sys := &fake{programs: []string{"mkfs.ext4"}}
 	b := newBench(t, sys)
 	sys.answer = func(p string, args []string) (string, error) {
@@ -406,8 +406,8 @@ func TestAFileThatAnotherMadeMeanwhileStays(t *testing.T) {
 	}
 }
 
-// An order that is refused before anything is made owns nothing of what is there.
-func TestARefusedOrderOwnsNothing(t *testing.T) {
+// An order that is refused before creating anything owns no existing storage.
+func TestRefusedOrderOwnsNothing(t *testing.T) {
 	b := newBench(t, &fake{programs: []string{"mkfs.ext4"}})
 	if err := os.MkdirAll(b.cfg.Pools[0].Path, 0o711); err != nil {
 		t.Fatal(err)
@@ -422,8 +422,8 @@ func TestARefusedOrderOwnsNothing(t *testing.T) {
 	}
 }
 
-// A pool or an export without the disk that holds it, as after a reboot, is not one of empty volumes.
-func TestWhatIsMissingIsNotMadeAnew(t *testing.T) {
+// A pool or export whose disk is not mounted, as after a reboot, does not look like one of empty volumes.
+func TestMissingStorageIsNotMadeAgain(t *testing.T) {
 	for name, c := range map[string]struct {
 		kind driver.Kind
 		spec *agentv1.ManagedVolumeSpec
@@ -442,7 +442,7 @@ func TestWhatIsMissingIsNotMadeAnew(t *testing.T) {
 			if err := os.Rename(disk, disk+".disk"); err != nil {
 				t.Fatal(err)
 			}
-			if err := os.Mkdir(disk, 0o755); err != nil { // its mount point
+			if err := os.Mkdir(disk, 0o755); err != nil { // the disk's mount point
 				t.Fatal(err)
 			}
 			b.restart()

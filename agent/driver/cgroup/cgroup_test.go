@@ -10,7 +10,7 @@ import (
 	"github.com/persys/compute/agent/driver/cgroup"
 )
 
-// tree writes files below a fresh folder; symbolic links are given as "-> target".
+// tree writes files below a new folder. A content of "-> target" makes a symbolic link.
 func tree(t *testing.T, files map[string]string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -86,19 +86,19 @@ func TestUsage(t *testing.T) {
 		{"version 1", one, []string{"abc"}, driver.Usage{CPU: 2500 * time.Millisecond, Memory: 600, DiskRead: 11, DiskWrite: 20,
 			NetReceived: 700, NetSent: 300, Source: cgroup.Version1}, false},
 		{"version 1 under systemd, on the machine's network", one, []string{"def"}, driver.Usage{CPU: 1, MemoryLimit: 2048, Source: cgroup.Version1}, false},
-		{"version 1, two of another engine's", one, []string{"ghi", "jkl"}, driver.Usage{CPU: 11000, Memory: 7, Source: cgroup.Version1}, false},
+		{"version 1, two containers of another engine", one, []string{"ghi", "jkl"}, driver.Usage{CPU: 11000, Memory: 7, Source: cgroup.Version1}, false},
 		{"version 2", two, []string{"abc"}, driver.Usage{CPU: 2500 * time.Millisecond, Memory: 600, DiskRead: 11, DiskWrite: 20,
 			NetReceived: 700, NetSent: 300, Source: cgroup.Version2}, false},
-		{"version 2, somewhere", two, []string{"def"}, driver.Usage{CPU: 3000, MemoryLimit: 2048, Source: cgroup.Version2}, false},
-		{"one of two without a limit", two, []string{"abc", "def"}, driver.Usage{CPU: 2500*time.Millisecond + 3000, Memory: 600, DiskRead: 11, DiskWrite: 20,
+		{"version 2, in an unknown parent group", two, []string{"def"}, driver.Usage{CPU: 3000, MemoryLimit: 2048, Source: cgroup.Version2}, false},
+		{"two containers, one without a limit", two, []string{"abc", "def"}, driver.Usage{CPU: 2500*time.Millisecond + 3000, Memory: 600, DiskRead: 11, DiskWrite: 20,
 			NetReceived: 700, NetSent: 300, Source: cgroup.Version2}, false},
-		{"one of two that has gone counts nothing", two, []string{"def", "nowhere"}, driver.Usage{CPU: 3000, MemoryLimit: 2048, Source: cgroup.Version2}, false},
-		{"all gone", two, []string{"nowhere"}, driver.Usage{}, true},
+		{"an ended container counts nothing", two, []string{"def", "nowhere"}, driver.Usage{CPU: 3000, MemoryLimit: 2048, Source: cgroup.Version2}, false},
+		{"all ended", two, []string{"nowhere"}, driver.Usage{}, true},
 		{"an id that is a path", two, []string{"../abc"}, driver.Usage{}, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := cgroup.New(tree(t, c.files), proc)
-			for range 2 { // the second time from memory
+			for range 2 { // the second time from the cache
 				got, ok := r.Usage(o, c.ids...)
 				if ok == c.absent {
 					t.Fatalf("found %v, want %v", ok, !c.absent)
@@ -119,7 +119,7 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-func TestAGroupThatComesBackElsewhere(t *testing.T) {
+func TestContainerMovesToAnotherGroup(t *testing.T) {
 	root := tree(t, map[string]string{"cgroup.controllers": "cpu\n", "docker/abc/cpu.stat": "usage_usec 7\n"})
 	r := cgroup.New(root, t.TempDir())
 	o := driver.Observed{ID: "web", RuntimeID: "abc", State: driver.Running}

@@ -23,7 +23,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// bench is one test's workbench: a driver of node-a and its stacks.
+// bench is the fixture of one test: a driver of node-a and its stacks.
 type bench struct {
 	*testing.T
 	*engine
@@ -56,7 +56,7 @@ func (b *bench) spec(id string, what *agentv1.WorkloadSpec) driver.Spec {
 	}
 }
 
-// yaml is text with IMAGE replaced.
+// yaml returns text with IMAGE replaced by the test image.
 func (b *bench) yaml(text string) *agentv1.WorkloadSpec {
 	return inline(strings.ReplaceAll(text, "IMAGE", b.image))
 }
@@ -94,7 +94,7 @@ func (b *bench) await(id driver.ID, want driver.State) driver.Observed {
 	return o
 }
 
-// containerOf is the first container of a service, "" if there is none.
+// containerOf returns the first container of a service, "" if there is none.
 func (b *bench) containerOf(id driver.ID, service string) string {
 	b.Helper()
 	res, err := b.cli.ContainerList(b.ctx, client.ContainerListOptions{All: true, Filters: make(client.Filters).
@@ -139,7 +139,7 @@ volumes:
   data: {}
 `
 
-func TestAnUpdateTouchesOnlyWhatDiffers(t *testing.T) {
+func TestUpdateReplacesOnlyChangedServices(t *testing.T) {
 	eachWay(t, func(t *testing.T, way string, b *bench) {
 		spec := b.spec("update-"+way, b.yaml(fmt.Sprintf(twoServices, 1, 2)))
 		b.ensure(spec)
@@ -195,20 +195,20 @@ func TestAnUpdateTouchesOnlyWhatDiffers(t *testing.T) {
 	})
 }
 
-// useProgram runs the command of old instead of the library.
+// useProgram selects docker-compose instead of the library.
 func useProgram(t *testing.T) func(*compose.Options) {
 	t.Helper()
 	testbed.Program(t, "docker-compose")
 	return func(o *compose.Options) { o.Binary = []string{"docker-compose"} }
 }
 
-// eachWay runs a test with the library that is built in and with the program.
+// eachWay runs a test with the built-in library and with the program.
 func eachWay(t *testing.T, test func(t *testing.T, way string, b *bench)) {
 	t.Run("library", func(t *testing.T) { test(t, "library", newBench(t)) })
 	t.Run("program", func(t *testing.T) { test(t, "program", newBench(t, useProgram(t))) })
 }
 
-// volumes are the names and creation times of a stack's volumes.
+// volumes returns the names and creation times of a stack's volumes.
 func (b *bench) volumes(id driver.ID) []string {
 	b.Helper()
 	res, err := b.cli.VolumeList(b.ctx, client.VolumeListOptions{Filters: make(client.Filters).Add("label", driver.LabelWorkload+"="+string(id))})
@@ -230,14 +230,14 @@ func TestEnvironmentIsInjected(t *testing.T) {
 		Env:         map[string]string{"NAME": "world", "PLAIN": "p", "ODD": odd},
 	}))
 	t.Setenv("PERSYS_TEST_SECRET", "of the agent")
-	// An agent was killed while it read the stack with an earlier environment.
+	// An agent was killed while it loaded the stack with an earlier environment.
 	files, mounted := filepath.Join(b.dir, compose.ProjectName(spec.ID), "read"), filepath.Join(b.dir, compose.ProjectName(spec.ID), "files")
 	for _, dir := range []string{files, mounted} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			t.Fatal(err)
 		}
 	}
-	// And where its containers may write, one has put a link to what is none of its own.
+	// A container has placed a symbolic link to a foreign file where it may write.
 	host := filepath.Join(t.TempDir(), "host")
 	if err := errors.Join(os.WriteFile(host, []byte("FORMER=host\n"), 0o600), os.Symlink(host, filepath.Join(mounted, ".env"))); err != nil {
 		t.Fatal(err)
@@ -273,8 +273,8 @@ func TestEnvironmentIsInjected(t *testing.T) {
 	}
 }
 
-// A network can be there twice, when the engine was away while it was asked for it.
-func TestATwinOfANetworkIsDropped(t *testing.T) {
+// A network can exist twice if the engine became unreachable during its creation.
+func TestDuplicateNetworkIsRemoved(t *testing.T) {
 	b := newBench(t)
 	spec := b.spec("twin", b.one("serve", 1))
 	b.ensure(spec)
@@ -303,9 +303,9 @@ func TestATwinOfANetworkIsDropped(t *testing.T) {
 	}
 }
 
-// An engine takes back what it created for a caller that went away. A container that goes between being
-// seen and being started is made again, whether Compose meets it in a creation or in a start.
-func TestAContainerTakenBackIsMadeAgain(t *testing.T) {
+// An engine rolls back containers that it created for a caller that went away. A container that disappears
+// between the list and its start is made again, whether Compose meets it in a create or in a start.
+func TestRolledBackContainerIsMadeAgain(t *testing.T) {
 	b := newBench(t)
 	for _, c := range []struct {
 		name   string
@@ -338,9 +338,10 @@ func TestAContainerTakenBackIsMadeAgain(t *testing.T) {
 	}
 }
 
-// A network or volume that two stacks name is the first one's. Its delete leaves what the other uses, and
-// ends; garbage is the network when the other is gone, and the volume, which holds data, never.
-func TestADeleteLeavesWhatOthersUse(t *testing.T) {
+// A network or volume that two stacks name belongs to the first one. The first one's delete leaves resources
+// that the other uses, and ends. Once the other is gone, the network is garbage; the volume never is, because
+// it holds data.
+func TestDeleteLeavesResourcesOfOtherStacks(t *testing.T) {
 	eachWay(t, func(t *testing.T, way string, b *bench) {
 		shared := "shared-" + way + "-" + b.run
 		yaml := b.yaml(strings.ReplaceAll(`
@@ -387,16 +388,16 @@ volumes: {data: {name: SHARED}}
 		if err := b.d.Collect(b.ctx, found[0]); err != nil || len(garbage()) > 0 {
 			t.Errorf("collected: %v; garbage %v", err, garbage())
 		}
-		remove(first.ID) // deleted again, it takes its volume along
+		remove(first.ID) // a second delete removes its volume too
 		if left := b.volumes(first.ID); len(left) > 0 {
 			t.Errorf("volumes %v are left", left)
 		}
 	})
 }
 
-// The volumes of a stack, and what an inline one mounts by relative paths, may be the only copy of its
-// data: they stay where it moves away from, and it finds them when it comes back. A delete takes them along,
-// also later, and so does one that cannot tell whether the stack lives on elsewhere: no other node reaches them.
+// The volumes of a stack, and the files of an inline stack's relative paths, may be the only copy of its data.
+// They stay when the stack moves away, and it finds them when it comes back. A delete removes them, also later,
+// and so does a delete that cannot tell whether the stack runs elsewhere: no other node can reach them.
 func TestAMoveLeavesTheVolumesOfAStack(t *testing.T) {
 	eachWay(t, func(t *testing.T, way string, b *bench) {
 		spec := b.spec("move-"+way, b.yaml(fmt.Sprintf(twoServices, 1, 1)))
@@ -405,13 +406,13 @@ func TestAMoveLeavesTheVolumesOfAStack(t *testing.T) {
 			name   string
 			remove func() error
 			left   bool
-			late   bool // after the former one, without a stack in between
+			late   bool // follows the former case without a new deployment
 		}{
 			{"a move", func() error { return b.d.Leave(b.ctx, spec.ID, true) }, true, false},
 			{"a delete", func() error { return b.d.Remove(b.ctx, spec.ID) }, false, false},
 			{"a delete that may be a move", func() error { return b.d.Leave(b.ctx, spec.ID, false) }, false, false},
 			{"another move", func() error { return b.d.Leave(b.ctx, spec.ID, true) }, true, false},
-			{"a delete of what has moved", func() error { return b.d.Remove(b.ctx, spec.ID) }, false, true},
+			{"a delete of a stack that moved away", func() error { return b.d.Remove(b.ctx, spec.ID) }, false, true},
 		} {
 			if !c.late {
 				b.ensure(spec)
@@ -461,9 +462,9 @@ func TestStatesOfAStack(t *testing.T) {
 		content    bool
 		message    string
 	}{
-		{"a job that is done beside a server", "services: {job: {image: IMAGE, command: [exit, '0']}, web: {image: IMAGE, command: [serve]}}",
+		{"a completed job beside a server", "services: {job: {image: IMAGE, command: [exit, '0']}, web: {image: IMAGE, command: [serve]}}",
 			driver.Running, true, "job: exited with code 0; web: running"},
-		{"a service that crashed beside a server", "services: {bad: {image: IMAGE, command: [exit, '3']}, web: {image: IMAGE, command: [serve]}}",
+		{"a crashed service beside a server", "services: {bad: {image: IMAGE, command: [exit, '3']}, web: {image: IMAGE, command: [serve]}}",
 			driver.Failed, true, "service bad exited with code 3; bad: exited with code 3; web: running"},
 		{"jobs only", "services: {a: {image: IMAGE, command: [exit, '0']}, b: {image: IMAGE, command: [exit, '0']}}",
 			driver.Stopped, true, "a: exited with code 0; b: exited with code 0"},
@@ -538,7 +539,7 @@ func TestLogsOfAStackNameTheirContainers(t *testing.T) {
 	if _, err := b.d.Logs(b.ctx, spec.ID, driver.LogOptions{Service: "cache"}); driver.ClassOf(err) != driver.InvalidSpecification || !strings.Contains(err.Error(), "db, web") {
 		t.Errorf("the log of no service: %v", err)
 	}
-	// A command needs to be told where.
+	// Exec needs a service name.
 	if _, err := b.d.Exec(b.ctx, spec.ID, driver.ExecOptions{Command: []string{"/probe", "cat"}}); driver.ClassOf(err) != driver.InvalidSpecification || !strings.Contains(err.Error(), "--service: db, web") {
 		t.Errorf("a command in a stack of two: %v", err)
 	}
@@ -562,12 +563,12 @@ func TestRefusals(t *testing.T) {
 		{"a bad image", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {image: 'UPPER case'}}"}, driver.InvalidImage, "services.a.image"},
 		{"no enabled service", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {image: x, profiles: [p]}}"}, driver.InvalidSpecification, "COMPOSE_PROFILES"},
 		{"no container", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {image: x, deploy: {replicas: 0}}, b: {image: x, scale: 0}}"}, driver.InvalidSpecification, "every service has 0 replicas"},
-		{"a secret in a bad interpolation is not told", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {image: x, environment: {K: 'hunter2${'}}}"}, driver.InvalidSpecification, "interpolation"},
-		{"an image that is to be built", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {image: '127.0.0.1:1/x:1', build: ., pull_policy: build}}"}, driver.InvalidImage, "pull_policy is build"},
+		{"a secret in a wrong interpolation is not repeated", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {image: x, environment: {K: 'hunter2${'}}}"}, driver.InvalidSpecification, "interpolation"},
+		{"an image with pull_policy build", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {image: '127.0.0.1:1/x:1', build: ., pull_policy: build}}"}, driver.InvalidImage, "pull_policy is build"},
 		{"ssh", &agentv1.ComposeSpec{SourceType: "git", GitRepo: "ssh://git@host/x.git"}, driver.InvalidSpecification, "must be an https, http or file URL"},
 		{"no such repository", &agentv1.ComposeSpec{SourceType: "git", GitRepo: "file://" + t.TempDir()}, driver.InvalidSpecification, "compose.git_repo file:///"},
-		{"a server that is away", &agentv1.ComposeSpec{SourceType: "git", GitRepo: "http://user:hunter2@127.0.0.1:1/x.git"}, driver.NetworkUnreachable, "http://127.0.0.1:1/x.git"},
-		{"credentials that are not here", &agentv1.ComposeSpec{SourceType: "git", GitRepo: "http://127.0.0.1:1/x.git", GitCredentials: "team"}, driver.InvalidConfiguration, "PERSYS_CREDENTIALS_FILE"},
+		{"an unreachable server", &agentv1.ComposeSpec{SourceType: "git", GitRepo: "http://user:hunter2@127.0.0.1:1/x.git"}, driver.NetworkUnreachable, "http://127.0.0.1:1/x.git"},
+		{"unknown credentials", &agentv1.ComposeSpec{SourceType: "git", GitRepo: "http://127.0.0.1:1/x.git", GitCredentials: "team"}, driver.InvalidConfiguration, "PERSYS_CREDENTIALS_FILE"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			spec := b.spec("refused", body(c.spec))
@@ -595,7 +596,7 @@ func TestProjectName(t *testing.T) {
 	}
 }
 
-// BenchmarkThreeServices is a stack of three small services from nothing to running, and its end.
+// BenchmarkThreeServices deploys a stack of three small services and removes it.
 func BenchmarkThreeServices(b *testing.B) {
 	for _, c := range []struct {
 		name   string
@@ -640,8 +641,8 @@ func BenchmarkThreeServices(b *testing.B) {
 	}
 }
 
-// Memory that a service is limited to is without swap, however the limit is written, unless it says itself
-// how much there is with swap.
+// The memory limit of a service excludes swap, in whichever form it is written, unless the service sets
+// memswap_limit.
 func TestMemoryOfAServiceIsWithoutSwap(t *testing.T) {
 	eachWay(t, func(t *testing.T, way string, b *bench) {
 		spec := b.spec("swap-"+way, b.yaml(`
@@ -670,8 +671,8 @@ services:
 	})
 }
 
-// Limits of a service are the kernel's: a quota of processor time and memory without swap to spare. What
-// the containers of a stack write is added up.
+// Limits of a service are enforced by the kernel: a CPU quota, and memory without swap. The disk usage of a
+// stack is the sum over its containers.
 func TestLimitsOfAStack(t *testing.T) {
 	b := newBench(t)
 	spec := b.spec("limits", b.yaml(`

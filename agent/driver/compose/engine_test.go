@@ -20,7 +20,7 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// engine is the real engine under test, and the cluster of this run.
+// engine is the real engine under test, with the cluster id of this run.
 type engine struct {
 	cli     *client.Client
 	run     string
@@ -33,7 +33,7 @@ var shared = mobytest.Shared{Name: "compose"}
 
 func TestMain(m *testing.M) { shared.Main(m, nothingLeft) }
 
-// theEngine is the one of this machine.
+// theEngine returns this machine's engine.
 func theEngine(t testing.TB) *engine {
 	t.Helper()
 	e := shared.Open(t)
@@ -42,7 +42,7 @@ func theEngine(t testing.TB) *engine {
 
 func clusterOf(e *mobytest.Engine) string { return "composetest-" + e.Run }
 
-// nothingLeft fails if a test left something behind, and removes it.
+// nothingLeft removes leftovers of tests and fails if there are any.
 func nothingLeft(ctx context.Context, e *mobytest.Engine) error {
 	ours := make(client.Filters).Add("label", driver.LabelCluster+"="+clusterOf(e))
 	containers, err := e.Client.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: ours})
@@ -72,8 +72,8 @@ func nothingLeft(ctx context.Context, e *mobytest.Engine) error {
 	return err
 }
 
-// driver of a node, closed when the test ends. Drivers of one test share a folder, as agents on one
-// machine may.
+// driver returns a driver of a node, closed when the test ends. Drivers of one test share a folder, as agents
+// on one machine may.
 func (e *engine) driver(t *testing.T, node, dir string, change ...func(*compose.Options)) *compose.Driver {
 	t.Helper()
 	opt := compose.Options{ClusterID: e.cluster, NodeID: node, Dir: dir, StopGrace: 5 * time.Second}
@@ -96,7 +96,7 @@ func body(c *agentv1.ComposeSpec) *agentv1.WorkloadSpec {
 	return &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Compose{Compose: c}}
 }
 
-// one service that the conformance suite knows.
+// one returns a stack of one service for the conformance suite.
 func (e *engine) one(command string, version int) *agentv1.WorkloadSpec {
 	return inline("services:\n  app:\n    image: " + e.image + "\n    command: [" + command + "]\n" +
 		"    environment: {VERSION: \"" + strconv.Itoa(version) + "\"}\n")
@@ -117,7 +117,7 @@ func conform(t *testing.T, prefix string, change ...func(*compose.Options)) {
 			Cat: []string{"/probe", "cat"}, Wait: []string{"/probe", "wait"}, Size: []string{"/probe", "size"}, Service: "app",
 		},
 		Crash: func(code int) *agentv1.WorkloadSpec { return e.one("exit, \""+strconv.Itoa(code)+"\"", 1) },
-		// The engine has no such image and may not ask for it.
+		// The engine has no such image and must not pull it.
 		Missing: func() *agentv1.WorkloadSpec {
 			return inline("services: {app: {image: 'persys/none:v1', pull_policy: never}}")
 		},
@@ -144,7 +144,7 @@ func conform(t *testing.T, prefix string, change ...func(*compose.Options)) {
 
 func TestConformance(t *testing.T) { conform(t, "c") }
 
-// stranger is a running container of somebody's Compose project that has the workload's name.
+// stranger creates a running container of a foreign Compose project with the workload's name.
 func stranger(t *testing.T, e *engine, id driver.ID) func() {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)

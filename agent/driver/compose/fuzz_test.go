@@ -9,8 +9,8 @@ import (
 	"github.com/compose-spec/compose-go/v2/types"
 )
 
-// FuzzEnvironment: the .env file of somebody's repository. It is read or refused, and
-// no error repeats a value of it.
+// FuzzEnvironment reads arbitrary .env files of repositories. Each is parsed or refused, and no error repeats
+// a value.
 func FuzzEnvironment(f *testing.F) {
 	dir := f.TempDir()
 	f.Add("A=b\nC=\"${A}-x\"\nexport D='e'\n# no\n")
@@ -29,7 +29,7 @@ func FuzzEnvironment(f *testing.F) {
 	})
 }
 
-// FuzzPlain: a Compose file comes as text or as base64 of it.
+// FuzzPlain: a Compose file arrives as text or as base64.
 func FuzzPlain(f *testing.F) {
 	f.Add("services:\n  a:\n    image: b\n")
 	f.Add("c2VydmljZXM6Cg==")

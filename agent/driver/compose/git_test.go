@@ -72,7 +72,7 @@ func (r *repository) commit(files map[string]string) string {
 	return hash.String()
 }
 
-// serve gives the repository over HTTP, through Git's own program, to whoever knows the password.
+// serve serves the repository over HTTP with Git's own program, protected by the password.
 func (r *repository) serve() string {
 	r.Helper()
 	out, err := exec.Command("git", "--exec-path").Output()
@@ -131,8 +131,8 @@ func TestGitSourceIsPinnedToItsCommit(t *testing.T) {
 			}
 			second := r.commit(map[string]string{"app.env": "VERSION=2\n"})
 			app := b.containerOf(spec.ID, "app")
-			// The branch moved on, the workload did not ask for it: what it was begun with stays, also
-			// when a container is made again.
+			// The branch moved on without a new order for the workload: it stays at its first commit, even
+			// if a container is made again.
 			if err := b.d.Halt(b.ctx, spec.ID, 0); err != nil {
 				t.Fatal(err)
 			}
@@ -161,8 +161,8 @@ func TestGitSourceIsPinnedToItsCommit(t *testing.T) {
 	}
 }
 
-// An update at the same commit leaves the files that containers mount: those of a service that it does not
-// concern keep their container.
+// An update at the same commit keeps the files that containers mount, so services that did not change keep
+// their container.
 func TestAnUpdateLeavesTheFilesOfItsCommit(t *testing.T) {
 	b := newBench(t)
 	r := newRepository(t)
@@ -185,8 +185,8 @@ func TestAnUpdateLeavesTheFilesOfItsCommit(t *testing.T) {
 	}
 }
 
-// What is in the folder that a stack's containers mount, they may have written: the stack is what its commit
-// says all the same.
+// Containers may have written to the folder that they mount. The stack is loaded from a clean copy of its
+// commit.
 func TestAStackIsReadFromItsCommitAlone(t *testing.T) {
 	b := newBench(t)
 	r := newRepository(t)
@@ -246,8 +246,8 @@ func TestAStackIsReadFromItsCommitAlone(t *testing.T) {
 	}
 }
 
-// A stack that never came up has no containers; its folder is found by the record that is written first.
-func TestWhatNeverCameUpLeavesNoFiles(t *testing.T) {
+// A stack that never started has no containers. Its folder is found by its record, which is written first.
+func TestStackThatNeverStartedLeavesNoFiles(t *testing.T) {
 	b := newBench(t)
 	r := newRepository(t)
 	r.commit(map[string]string{"compose.yaml": "services: {app: {image: 'persys/none:v1', pull_policy: never}}"})
@@ -284,8 +284,8 @@ func TestWhatNeverCameUpLeavesNoFiles(t *testing.T) {
 	}
 }
 
-// What says whose a folder is replaces no record: neither that of a stack that runs, when what is to
-// follow it cannot be had, nor a sibling agent's, whose folder is the same.
+// claim replaces no record: neither that of a running stack whose update cannot be fetched, nor that of a
+// sibling agent with the same folder.
 func TestAFailedUpdateKeepsTheRecord(t *testing.T) {
 	b := newBench(t)
 	spec := b.spec("kept", b.one("serve", 1))
@@ -335,7 +335,7 @@ func TestGitRefusals(t *testing.T) {
 		{"no such branch", &agentv1.ComposeSpec{GitRepo: "file://" + r.dir, GitRef: "nothing"}, driver.InvalidSpecification, `no branch, tag or commit "nothing"`},
 		{"no Compose file", &agentv1.ComposeSpec{GitRepo: "file://" + inside.dir}, driver.InvalidSpecification, "COMPOSE_FILE"},
 		{"a file outside", &agentv1.ComposeSpec{GitRepo: "file://" + inside.dir, Env: map[string]string{"COMPOSE_FILE": "../x"}}, driver.InvalidSpecification, "inside the repository"},
-		{"a link that leads outside", &agentv1.ComposeSpec{GitRepo: "file://" + r.dir}, driver.InvalidSpecification, "leads outside"},
+		{"a symbolic link that points outside", &agentv1.ComposeSpec{GitRepo: "file://" + r.dir}, driver.InvalidSpecification, "leads outside"},
 		{"a wrong password", &agentv1.ComposeSpec{GitRepo: r.serve()}, driver.ImagePullAuthFailed, "compose.git_repo http://127.0.0.1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -8,10 +8,9 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// However long what is said of a stack's services is, one that fails its health
-// check makes the stack unhealthy: the verdict is no part of the text, of which only
-// the end is kept.
-func TestHealthOfAStackIsNoText(t *testing.T) {
+// If a service fails its health check, the stack is unhealthy, however long the message about its services is.
+// The result is a field of its own: only the end of the message is kept.
+func TestHealthOfAStackIsAField(t *testing.T) {
 	var parts []*part
 	for i := range 200 {
 		health, message := driver.Healthy, "running, health check: healthy, and a long line about what it does all day"
@@ -33,14 +32,14 @@ func TestHealthOfAStackIsNoText(t *testing.T) {
 	if o := combine("shop", "shop", parts, nil); o.Health != driver.Starting {
 		t.Errorf("with one that starts it is %q", o.Health)
 	}
-	parts[0].Health = "" // nothing is checked there
+	parts[0].Health = "" // this service has no health check
 	if o := combine("shop", "shop", parts, nil); o.Health != driver.Healthy {
-		t.Errorf("with one that is not checked it is %q", o.Health)
+		t.Errorf("with one service without a check it is %q", o.Health)
 	}
 }
 
-// A stack of which the engine does not tell all is not said to run.
-func TestAStackThatIsNotToldWhole(t *testing.T) {
+// A stack is not reported as Running if the engine cannot inspect all of its containers.
+func TestPartlyInspectedStackIsNotRunning(t *testing.T) {
 	parts := []*part{
 		{service: "db", Observed: driver.Observed{ID: "shop", State: driver.Unknown, Message: "the engine does not tell", RuntimeID: "1"}},
 		{service: "web", Observed: driver.Observed{ID: "shop", State: driver.Running, Message: "running", RuntimeID: "2"}},

@@ -8,8 +8,8 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// The loader ends some errors with the value at fault. Neither one of the environment nor one of the file
-// is repeated, and what is wrong is still said.
+// The loader ends some errors with the wrong value. Values from the environment and from the file are masked,
+// and the error still names what is wrong.
 func TestErrorsRepeatNoValues(t *testing.T) {
 	d, err := New(Options{ClusterID: "c", NodeID: "n", Dir: t.TempDir()})
 	if err != nil {

@@ -36,7 +36,7 @@ func TestConformance(t *testing.T) {
 		Crash: func(code int) *agentv1.WorkloadSpec {
 			return wrap(containerBody(e.image, "exit", strconv.Itoa(code)))
 		},
-		// A registry that answers and does not know the image.
+		// A registry that answers but lacks the image.
 		Missing: func() *agentv1.WorkloadSpec {
 			return wrap(containerBody(newRegistry(t).host() + "/nobody/nothing:v1"))
 		},
@@ -55,7 +55,7 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// stranger is a running container without labels of ours.
+// stranger creates a running container without our labels.
 func stranger(t *testing.T, e *engine, id driver.ID) func() {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)

@@ -10,8 +10,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// An engine that could keep a disk limit, but whose disk has no quotas, runs the container all the same;
-// what it wrote can be measured.
+// If the engine supports disk limits but its disk has no quotas, the container runs anyway, and the bytes that
+// it writes can be measured.
 func TestDiskLimit(t *testing.T) {
 	e := theEngine(t)
 	for name, host := range map[string]string{

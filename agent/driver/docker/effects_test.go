@@ -24,7 +24,7 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// served is a spec of the probe's server with its page on a free port of the machine.
+// served returns a spec of the probe's web server on a free port of the machine.
 func (b *bench) served(id string, change func(*agentv1.ContainerSpec)) driver.Spec {
 	body := containerBody(b.image, "serve")
 	body.Ports = []*agentv1.PortMapping{{ContainerPort: 8080}}
@@ -34,7 +34,7 @@ func (b *bench) served(id string, change func(*agentv1.ContainerSpec)) driver.Sp
 	return b.spec(id, body)
 }
 
-// url of the probe's page on the machine.
+// url returns the URL of the probe's page on the machine.
 func (b *bench) url(o driver.Observed, path string) string {
 	b.Helper()
 	for _, p := range o.Ports {
@@ -55,7 +55,7 @@ func (b *bench) inspect(id string) container.InspectResponse {
 	return res.Container
 }
 
-// freePort is one that was free a moment ago.
+// freePort returns a port that was free a moment ago.
 func freePort(t *testing.T) int {
 	t.Helper()
 	var lc net.ListenConfig
@@ -231,17 +231,16 @@ func TestLimits(t *testing.T) {
 	if host.NanoCPUs != 200_000_000 || host.CPUShares != 204 || host.Memory != 64<<20 || host.MemorySwap != 64<<20 {
 		t.Errorf("quota %d, shares %d, memory %d, swap %d", host.NanoCPUs, host.CPUShares, host.Memory, host.MemorySwap)
 	}
-	// The effect: a fifth of a core, measured by the kernel's account of the process. Without the
-	// quota it would be near 1,000 ms even on a busy machine with two cores; with it 200 and a
-	// period's slack.
+	// Check the effect by the kernel's CPU account of the process: with a quota of a fifth of a core, 200 ms
+	// plus one period; without it near 1,000 ms, even on a busy machine with two cores.
 	got, err := strconv.Atoi(b.get(b.url(o, "/burn")))
 	if err != nil || got > 400 {
 		t.Errorf("got %d ms of CPU time in a second (%v), want about 200", got, err)
 	}
 }
 
-// What the kernel counts for a container is what Usage says: after a second of work at a fifth of a
-// core, and some answers to questions.
+// Usage reports the kernel's counters of a container: after one second of work at a fifth of a core, and some
+// network traffic.
 func TestUsage(t *testing.T) {
 	b := newBench(t)
 	spec := b.served("usage", func(c *agentv1.ContainerSpec) {
@@ -274,7 +273,7 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-func TestSharesOfExistingSchedulers(t *testing.T) {
+func TestSharesOfLegacySchedulers(t *testing.T) {
 	b := newBench(t)
 	spec := b.served("shares", func(c *agentv1.ContainerSpec) {
 		c.Resources = &agentv1.ResourceLimits{CpuShares: 500}
@@ -335,7 +334,7 @@ func TestRestartPolicy(t *testing.T) {
 			t.Errorf("stderr %q", o.Metadata["container.stderr"])
 		}
 	})
-	t.Run("always restarts, which reads Pending in between", func(t *testing.T) {
+	t.Run("policy always restarts, and the state is Pending in between", func(t *testing.T) {
 		b := newBench(t)
 		body := containerBody(b.image, "exit", "0")
 		body.RestartPolicy = &agentv1.RestartPolicy{Policy: "always"}
@@ -357,7 +356,7 @@ func TestHaltKillsAfterGrace(t *testing.T) {
 	b := newBench(t)
 	spec := b.spec("stubborn", containerBody(b.image, "stubborn"))
 	b.ensure(spec)
-	b.await(spec.ID, "ready", func(driver.Observed) bool { // to ignore the signal
+	b.await(spec.ID, "ready", func(driver.Observed) bool { // the program now ignores SIGTERM
 		rc, err := b.d.Logs(b.ctx, spec.ID, driver.LogOptions{})
 		if err != nil {
 			return false
@@ -389,9 +388,9 @@ func TestStderrIsBounded(t *testing.T) {
 	}
 }
 
-func TestCommandThatIsNotThere(t *testing.T) {
+func TestMissingCommand(t *testing.T) {
 	b := newBench(t)
-	// The probe has an entrypoint; a read-only folder over it hides the program.
+	// A read-only folder mounted over the probe's entrypoint hides the program.
 	body := containerBody(b.image)
 	body.Volumes = []*agentv1.VolumeMount{{HostPath: t.TempDir(), ContainerPath: "/probe"}}
 	spec := b.spec("nocommand", body)
@@ -404,7 +403,7 @@ func TestCommandThatIsNotThere(t *testing.T) {
 	}
 }
 
-// made is a container as an agent that sets only the first three labels makes it.
+// made creates a container as a legacy v1 agent does, with only the first three labels.
 func (b *bench) made(id driver.ID, revision string) string {
 	b.Helper()
 	res, err := b.cli.ContainerCreate(b.ctx, client.ContainerCreateOptions{
@@ -427,7 +426,7 @@ func (b *bench) made(id driver.ID, revision string) string {
 	return res.ID
 }
 
-func TestContainerOfAnExistingAgent(t *testing.T) {
+func TestContainerOfALegacyAgent(t *testing.T) {
 	claim := func(yes bool) func(*docker.Options) {
 		return func(o *docker.Options) { o.Owns = func(driver.ID) bool { return yes } }
 	}
@@ -466,7 +465,7 @@ func TestContainerOfAnExistingAgent(t *testing.T) {
 			t.Errorf("observed %+v; want a new container of ours", o)
 		}
 	})
-	t.Run("the store's note of its content decides before the revision", func(t *testing.T) {
+	t.Run("the content in the store takes precedence over the revision", func(t *testing.T) {
 		noted := ""
 		b := newBench(t, claim(true), func(o *docker.Options) {
 			o.Content = func(driver.ID, string) (string, bool) { return noted, true }
@@ -540,7 +539,7 @@ func TestManyAtOnce(t *testing.T) {
 	}
 }
 
-// A creation whose caller gave up never appears behind the back of the Remove that follows.
+// After a cancelled creation and a Remove, the container does not appear later.
 func TestRemoveAfterCancelledCreation(t *testing.T) {
 	b := newBench(t)
 	spec := b.spec("ghost", containerBody(b.image))
@@ -559,9 +558,9 @@ func TestRemoveAfterCancelledCreation(t *testing.T) {
 	}
 }
 
-// An engine takes back what it created for a caller that went away. A container that goes between
-// being seen and being started is made again.
-func TestContainerTakenBackBeforeItsStart(t *testing.T) {
+// An engine rolls back containers that it created for a caller that went away. A container that disappears
+// between the list and its start is made again.
+func TestContainerRolledBackBeforeItsStart(t *testing.T) {
 	b := newBench(t)
 	host, taken := mobytest.TakeBackFirst(t, b.cli)
 	d := b.driver(t, "node-a", func(o *docker.Options) { o.Host = host })

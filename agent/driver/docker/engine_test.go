@@ -20,7 +20,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// engine is the real engine under test, and the cluster of this run.
+// engine is the real engine under test, with the cluster id of this run.
 type engine struct {
 	*mobytest.Engine
 	cli     *client.Client
@@ -34,7 +34,7 @@ var shared = mobytest.Shared{Name: "driver"}
 
 func TestMain(m *testing.M) { shared.Main(m, nothingLeft) }
 
-// theEngine is the one of this machine.
+// theEngine returns this machine's engine.
 func theEngine(t *testing.T) *engine {
 	t.Helper()
 	e := shared.Open(t)
@@ -53,7 +53,7 @@ func (e *engine) removeImage(ref string) error {
 	return e.RemoveImage(ctx, ref)
 }
 
-// nothingLeft fails if a test left a container behind, and removes it.
+// nothingLeft removes leftover containers of tests and fails if there are any.
 func nothingLeft(ctx context.Context, e *mobytest.Engine) error {
 	res, err := e.Client.ContainerList(ctx, client.ContainerListOptions{
 		All: true, Filters: make(client.Filters).Add("label", driver.LabelCluster+"="+clusterOf(e)),
@@ -68,7 +68,7 @@ func nothingLeft(ctx context.Context, e *mobytest.Engine) error {
 	return err
 }
 
-// driver of a node, closed when the test ends.
+// driver returns a driver of a node, closed when the test ends.
 func (e *engine) driver(t *testing.T, node string, change ...func(*docker.Options)) *docker.Driver {
 	t.Helper()
 	opt := docker.Options{ClusterID: e.cluster, NodeID: node, StopGrace: 5 * time.Second}
@@ -91,7 +91,7 @@ func wrap(c *agentv1.ContainerSpec) *agentv1.WorkloadSpec {
 	return &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Container{Container: c}}
 }
 
-// bench is one test's workbench: a driver of node-a and its workloads.
+// bench is the fixture of one test: a driver of node-a and its workloads.
 type bench struct {
 	*testing.T
 	*engine

@@ -13,7 +13,7 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// Without an engine every call says so, and none claims that nothing runs.
+// Without an engine every call fails; none returns an empty list.
 func TestEngineDown(t *testing.T) {
 	d, err := docker.New(docker.Options{
 		Host: "unix://" + filepath.Join(t.TempDir(), "none.sock"), ClusterID: "c", NodeID: "n",
@@ -72,13 +72,13 @@ func TestEventsSurviveAnOutage(t *testing.T) {
 			}
 		}
 	}
-	next("") // the stream is open; what happened before it is not known
+	next("") // the stream is open; earlier changes are unknown
 	r.Cut()
 	if got, err := b.d.List(b.ctx); driver.ClassOf(err) != driver.RuntimeUnhealthy {
 		t.Errorf("List during the outage: %v, %v", got, err)
 	}
 	r.Restore(t)
-	next("") // anything may have changed meanwhile
+	next("") // anything may have changed during the outage
 	spec := b.spec("outage", containerBody(e.image))
 	b.ensure(spec)
 	next(spec.ID)

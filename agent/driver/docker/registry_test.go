@@ -21,8 +21,8 @@ import (
 	"github.com/persys/compute/agent/driver/moby"
 )
 
-// testRegistry is a registry on loopback (which the engine trusts without TLS) that counts what it
-// is asked for and can want a password, fail, or hang.
+// testRegistry is a registry on loopback (which the engine trusts without TLS). It counts requests, and can
+// require a password, fail, or hang.
 type testRegistry struct {
 	*httptest.Server
 	mu       sync.Mutex
@@ -30,7 +30,7 @@ type testRegistry struct {
 	password string
 	status   int
 	hang     bool
-	released chan struct{} // ends what hangs
+	released chan struct{} // closed to end hanging requests
 }
 
 func newRegistry(t *testing.T) *testRegistry {
@@ -81,8 +81,7 @@ func (r *testRegistry) count() int {
 	return r.requests
 }
 
-// push puts the probe there and returns its pinned reference; the engine's copies are removed when
-// the test ends.
+// push pushes the probe and returns its pinned reference. The engine's copies are removed when the test ends.
 func (b *bench) push(r *testRegistry, ref string) string {
 	b.Helper()
 	tag, err := name.NewTag(r.host() + "/" + ref)
@@ -124,7 +123,7 @@ func TestPull(t *testing.T) {
 		pinned := b.push(r, "pinned:v1")
 		b.ensure(b.spec("pinned-1", containerBody(pinned)))
 		pulled := r.count()
-		r.Close() // even without a registry
+		r.Close() // the registry is no longer needed
 		b.ensure(b.spec("pinned-2", containerBody(pinned)))
 		withTag := strings.Replace(pinned, "@", ":other@", 1)
 		b.ensure(b.spec("pinned-3", containerBody(withTag)))
@@ -132,7 +131,7 @@ func TestPull(t *testing.T) {
 			t.Errorf("%d further requests for a pinned image", again-pulled)
 		}
 	})
-	t.Run("latest is renewed, and a dead registry does not matter", func(t *testing.T) {
+	t.Run("latest is renewed, and an unreachable registry is no error", func(t *testing.T) {
 		b, r := newBench(t), newRegistry(t)
 		b.push(r, "floating:latest")
 		b.ensure(b.spec("floating-1", containerBody(r.host()+"/floating")))
@@ -156,7 +155,7 @@ func TestPull(t *testing.T) {
 			t.Errorf("took %s", took)
 		}
 	})
-	t.Run("an image made here is not looked up", func(t *testing.T) {
+	t.Run("a locally built image is not looked up", func(t *testing.T) {
 		b := newBench(t)
 		local := "persys-local-" + b.run + ":latest"
 		if err := b.load(b.ctx, local); err != nil {
@@ -169,7 +168,7 @@ func TestPull(t *testing.T) {
 			t.Errorf("took %s: something was looked up", took)
 		}
 	})
-	t.Run("a pull says how far it is, and that it ended", func(t *testing.T) {
+	t.Run("a pull reports its progress and its end", func(t *testing.T) {
 		var mu sync.Mutex
 		var told []string
 		b := newBench(t, func(o *docker.Options) {
@@ -180,7 +179,7 @@ func TestPull(t *testing.T) {
 			}
 		})
 		r := newRegistry(t)
-		// A layer that the engine cannot have.
+		// A layer that the engine does not have yet.
 		layer, err := random.Layer(16<<20, types.DockerLayer)
 		if err != nil {
 			t.Fatal(err)
@@ -229,7 +228,7 @@ func TestPull(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 	})
-	t.Run("credentials that cannot be had matter to who needs them", func(t *testing.T) {
+	t.Run("missing credentials fail only pulls that need them", func(t *testing.T) {
 		b := newBench(t, func(o *docker.Options) {
 			o.Credentials = func(string) (string, error) { return "", errors.New("the helper is not installed") }
 		})

@@ -9,7 +9,7 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// TestExclusiveHasNoRestartPolicy: an engine that comes back must not start what may run elsewhere.
+// TestExclusiveHasNoRestartPolicy: a restarted engine must not start an exclusive workload, which may run elsewhere.
 func TestExclusiveHasNoRestartPolicy(t *testing.T) {
 	for _, policy := range []string{"", "no", "always", "on-failure", "unless-stopped"} {
 		body := &agentv1.ContainerSpec{Image: "persys/any:1", RestartPolicy: &agentv1.RestartPolicy{Policy: policy}}

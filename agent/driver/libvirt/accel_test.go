@@ -9,16 +9,16 @@ import (
 	"github.com/persys/compute/agent/driver/libvirt/hostcaps"
 )
 
-// A trial that could not be made says nothing of KVM: nothing is chosen then, and it is made again. What is
-// chosen is what libvirt offers now, whatever a trial showed before.
-func TestTrialOfKVM(t *testing.T) {
+// A probe that could not run says nothing about KVM: no way to run guests is chosen then, and the probe is
+// repeated. The choice depends on what libvirt offers now, whatever an earlier probe showed.
+func TestKVMProbe(t *testing.T) {
 	d, err := newDriver(Options{ClusterID: "cluster-1", NodeID: "node-a", Images: t.TempDir()}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	both := &facts{engine: "e", kvm: native, tcg: emulated}
 	for _, c := range []struct {
-		trial   error
+		probe   error
 		machine *hostcaps.Machine
 	}{
 		{driver.Errorf(driver.StorageFull, "disk", "no space left"), nil},
@@ -26,10 +26,10 @@ func TestTrialOfKVM(t *testing.T) {
 		{context.DeadlineExceeded, nil},
 		{nil, native},
 	} {
-		d.accel.try = func(context.Context, *hostcaps.Machine) error { return c.trial }
+		d.accel.try = func(context.Context, *hostcaps.Machine) error { return c.probe }
 		m, err := d.accel.choose(t.Context(), d, both)
-		if m != c.machine || !errors.Is(err, c.trial) {
-			t.Errorf("after %v: %+v, %v", c.trial, m, err)
+		if m != c.machine || !errors.Is(err, c.probe) {
+			t.Errorf("after %v: %+v, %v", c.probe, m, err)
 		}
 	}
 	if m, err := d.accel.choose(t.Context(), d, &facts{engine: "e", tcg: emulated}); m != emulated || err != nil {

@@ -21,17 +21,17 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// lanEnv tells the test that it runs beside the bridge: the daemon's address and folder, the guest's
-// image, and the words of the command that pings from the router, one on each line.
+// lanEnv passes parameters to the test process beside the bridge: the daemon's address and folder, the guest's
+// image, and the words of the command that pings from the router, one per line.
 const lanEnv = "PERSYS_TEST_LAN"
 
 const lanBridge = "brlan"
 
-// Guests on a plain bridge get the address that they are told, or the one that a DHCP server on the
-// bridge gives them, and the driver finds out which, though nobody there talks to this machine.
+// Guests on a plain bridge have their static address, or one from a DHCP server on the bridge. The driver learns
+// the address although no traffic there is addressed to this machine.
 //
-// The driver looks for bridges, and listens, where its own process is. So the test makes the bridge in
-// the daemon's network and runs itself once more in there.
+// The driver looks for bridges and listens in its own network namespace. So the test makes the bridge in the
+// daemon's namespace and runs itself again inside it.
 func TestGuestOnABridge(t *testing.T) {
 	if beside := os.Getenv(lanEnv); beside != "" {
 		lines := strings.Split(beside, "\n")
@@ -74,7 +74,7 @@ func TestGuestOnABridge(t *testing.T) {
 	}
 }
 
-// guestsOnABridge boots one guest for each case, all at once, and looks at each.
+// guestsOnABridge boots one guest for each case concurrently and checks each.
 func guestsOnABridge(t *testing.T, daemon *libvirttest.Daemon, image string, ping []string) {
 	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
 	defer cancel()
@@ -91,7 +91,7 @@ func guestsOnABridge(t *testing.T, daemon *libvirttest.Daemon, image string, pin
 		id       driver.ID
 		what     string
 		networks []*agentv1.NetworkConfig
-		// want says of each interface in turn which address it has.
+		// want lists the address of each interface in order.
 		want []func(string) bool
 	}{
 		{
@@ -135,7 +135,7 @@ func guestsOnABridge(t *testing.T, daemon *libvirttest.Daemon, image string, pin
 		t.Run(c.what, func(t *testing.T) {
 			o, err := listed(ctx, d, c.id)
 			for late := time.After(4 * time.Minute); err == nil && len(o.Addresses) < len(c.want); o, err = listed(ctx, d, c.id) {
-				select { // as an agent does, which looks when it is told to
+				select { // lists after each hint, as an agent does
 				case <-hints:
 				case <-late:
 					t.Fatalf("addresses %v after all this time, metadata %v", o.Addresses, o.Metadata)
@@ -153,7 +153,7 @@ func guestsOnABridge(t *testing.T, daemon *libvirttest.Daemon, image string, pin
 					t.Errorf("interface %d has %s", i, o.Addresses[i])
 				}
 			}
-			// The guest says the same of itself, and it is so: somebody else on the bridge reaches it.
+			// The guest reports the same address, and another host on the bridge reaches it.
 			said := "guest: address " + o.Addresses[len(o.Addresses)-1] + "/24"
 			testbed.Within(t, 4*time.Minute, "the guest's console", func() error {
 				text, err := consoleLog(ctx, d, c.id)
@@ -169,7 +169,7 @@ func guestsOnABridge(t *testing.T, daemon *libvirttest.Daemon, image string, pin
 				}
 				return nil
 			})
-			// An agent that restarts has not heard it, and the guest need not say it again.
+			// A restarted agent reads the address from the record, because the guest may not announce it again.
 			if now, err := listed(ctx, openDriver(t, daemon, "node-a"), c.id); err != nil || !slices.Equal(now.Addresses, o.Addresses) {
 				t.Errorf("after a restart of the agent: %v, %v", now.Addresses, err)
 			}

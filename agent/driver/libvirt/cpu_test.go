@@ -13,12 +13,12 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// shelf is a hypervisor that keeps domains, whose guests obey at once. It may keep no CPU quotas.
+// shelf is a fake hypervisor that stores domains, whose guests obey at once. It can refuse CPU quotas.
 type shelf struct {
 	hypervisor
 	f        *facts
 	all      map[string]*domain // by name
-	refuses  string             // the call at which a quota is refused: define, start or none
+	refuses  string             // the call that refuses a quota: define, start or none
 	refusals int
 }
 
@@ -26,7 +26,7 @@ func newShelf() *shelf {
 	return &shelf{f: &facts{engine: "e", arch: "x86_64", tcg: emulated}, all: map[string]*domain{}}
 }
 
-// driverOn is a driver whose guests are emulated by hv.
+// driverOn returns a driver on the fake hypervisor hv.
 func driverOn(t *testing.T, hv hypervisor) *Driver {
 	t.Helper()
 	d, err := newDriver(Options{ClusterID: "cluster-1", NodeID: "node-a", Images: t.TempDir(), Acceleration: "qemu"}, hv)
@@ -118,7 +118,7 @@ func (s *shelf) note(_ context.Context, uuid, text string, live bool) error {
 	return nil
 }
 
-// A machine gets its CPU quota with every version, and only a note where the hypervisor keeps none.
+// Every version of a domain gets its CPU quota. If the hypervisor cannot enforce quotas, the status says so.
 func TestCPUQuota(t *testing.T) {
 	open := func(refuses string) (*Driver, *shelf) {
 		t.Helper()
@@ -126,7 +126,7 @@ func TestCPUQuota(t *testing.T) {
 		hv.refuses = refuses
 		return driverOn(t, hv), hv
 	}
-	// ensure runs a version of a machine of two processors, and returns the description it runs with.
+	// ensure runs a version of a domain with two processors, and returns its live description.
 	ensure := func(d *Driver, hv *shelf, id, content string, millicores int64) (live, limit, message string) {
 		t.Helper()
 		spec := specFor(&agentv1.VMSpec{Vcpus: 2, MemoryMb: 64, CpuMillicores: millicores})
@@ -155,9 +155,9 @@ func TestCPUQuota(t *testing.T) {
 		xml, limit string
 	}{
 		{"c1:1", 500, "<global_period>100000</global_period>\n    " + quota("50000"), "500 millicores, kept by the hypervisor"},
-		{"c1:2", 1999, quota("199900"), "1999 millicores, kept by the hypervisor"}, // an update raises it
+		{"c1:2", 1999, quota("199900"), "1999 millicores, kept by the hypervisor"}, // an update raises the quota
 		{"c1:3", 1, "<global_period>1000000</global_period>\n    " + quota("1000"), "1 millicores, kept by the hypervisor"},
-		{"c1:4", 2000, "", ""}, // its processors are the limit
+		{"c1:4", 2000, "", ""}, // the processor count is the limit
 		{"c1:5", 300, quota("30000"), "300 millicores, kept by the hypervisor"},
 		{"c1:6", 0, "", ""},
 	} {
@@ -179,7 +179,7 @@ func TestCPUQuota(t *testing.T) {
 		if hv.refusals != 1 {
 			t.Errorf("at %s it was asked %d times, want once", at, hv.refusals)
 		}
-		// The next daemon may have what this one had not.
+		// A restarted daemon may support quotas.
 		hv.f, hv.refuses = &facts{engine: "e", arch: "x86_64", tcg: emulated}, ""
 		if live, limit, message := ensure(d, hv, "one", "c1:2", 500); !strings.Contains(live, quota("50000")) || message != "" {
 			t.Errorf("with the next daemon: %q, %q, it runs with\n%s", limit, message, live)

@@ -42,7 +42,7 @@ func TestMain(m *testing.M) {
 	testbed.Exit(code)
 }
 
-// theDaemon is one libvirt for all tests here, started by the first.
+// theDaemon returns the shared libvirt daemon, started by the first test that needs it.
 func theDaemon(t *testing.T) *libvirttest.Daemon {
 	t.Helper()
 	shared.once.Do(func() {
@@ -65,12 +65,12 @@ func theDaemon(t *testing.T) *libvirttest.Daemon {
 	return shared.Daemon
 }
 
-// images is where the tests' disks are: QEMU must reach it.
+// images returns the folder of the tests' disks, which QEMU can enter.
 func images(d *libvirttest.Daemon) string { return filepath.Join(d.Dir, "images") }
 
 const testCluster = "vm-test"
 
-// atDaemon is the tests' libvirt, a time limit, and a driver of node-a there.
+// atDaemon returns the shared daemon, a context with a time limit, and a driver of node-a.
 func atDaemon(t *testing.T, limit time.Duration, change ...func(*Options)) (*libvirttest.Daemon, context.Context, *Driver) {
 	t.Helper()
 	daemon := theDaemon(t)
@@ -99,7 +99,7 @@ func openDriver(t *testing.T, d *libvirttest.Daemon, node string, change ...func
 	return drv
 }
 
-// tiny is a machine over one of the tiny images.
+// tiny returns a specification with one of the tiny images.
 func tiny(d *libvirttest.Daemon, name string) *agentv1.VMSpec {
 	return &agentv1.VMSpec{
 		Vcpus: 1, MemoryMb: 24, OsImage: filepath.Join(d.Dir, name+".img"),
@@ -122,7 +122,7 @@ func TestConformance(t *testing.T) {
 			return body(vm)
 		},
 		LogLine: libvirttest.TinyLine,
-		// Emulation on a busy machine.
+		// Emulation on a busy machine is slow.
 		Patience:    2 * time.Minute,
 		NoExitCodes: true,
 		Crash: func(code int) *agentv1.WorkloadSpec {
@@ -145,7 +145,7 @@ func TestConformance(t *testing.T) {
 			restore := func() {
 				if down {
 					down = false
-					// Where the blow falls where libvirt cannot take it (TestUnbornMachine), an operator would help.
+					// If libvirt was killed at a moment that it cannot recover from (TestUnbornMachine), act as an operator would.
 					if err := d.Recover(context.WithoutCancel(t.Context())); err != nil {
 						t.Error(err)
 					}
@@ -162,7 +162,7 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// stranger is a running domain without a mark of ours.
+// stranger creates a running domain without our mark.
 func stranger(t *testing.T, d *libvirttest.Daemon, id driver.ID) func() {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)

@@ -19,11 +19,11 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// fussy is a shelf that may refuse what it is told to define, with storage pools.
+// fussy is a shelf with storage pools whose calls a test can make fail.
 type fussy struct {
 	*shelf
 	refusal error
-	stuck   error                        // of shutdown
+	stuck   error                        // error of shutdown
 	volumes map[string]map[string]string // XML by pool and name
 }
 
@@ -76,7 +76,7 @@ func (f *fussy) undefine(_ context.Context, uuid string) error {
 	return nil
 }
 
-// drawer is a driver on a fussy shelf, with images a and b in its folder.
+// drawer is the fixture: a driver on a fussy shelf, with images a and b in its folder.
 type drawer struct {
 	*testing.T
 	*Driver
@@ -99,7 +99,7 @@ func newDrawer(t *testing.T) *drawer {
 
 func (w *drawer) image(name string) string { return filepath.Join(w.dir, name+".qcow2") }
 
-// try orders a machine from an image, with more disks beside the first.
+// try ensures a machine from an image, with optional further disks.
 func (w *drawer) try(content, image string, more ...*agentv1.DiskConfig) error {
 	spec := specFor(&agentv1.VMSpec{Vcpus: 1, MemoryMb: 64, OsImage: w.image(image), Disks: append([]*agentv1.DiskConfig{{Device: "vda"}}, more...)})
 	spec.Content = content
@@ -122,7 +122,7 @@ func (w *drawer) works(content, image string, more ...*agentv1.DiskConfig) {
 	}
 }
 
-// from is what a disk was made from.
+// from returns the source image of a disk.
 func (w *drawer) from(path string) string {
 	w.Helper()
 	out, err := exec.CommandContext(w.Context(), "qemu-img", "info", "--output=json", path).Output()
@@ -138,7 +138,7 @@ func (w *drawer) from(path string) string {
 	return strings.TrimSuffix(filepath.Base(info.Backing), ".qcow2")
 }
 
-// files are those in a folder that belong to the machine web.
+// files returns the files in a folder that belong to the machine web.
 func (w *drawer) files(dir string) []string {
 	w.Helper()
 	all, err := filepath.Glob(filepath.Join(dir, "web*"))
@@ -157,8 +157,8 @@ func (w *drawer) stat(path string) os.FileInfo {
 	return info
 }
 
-// After a creation that failed there is no domain to say from what a disk was made. Its mark does: the
-// corrected order gets a disk of its own image, and the same order the disk that is there.
+// After a failed creation no domain records the image of a disk, but the disk's mark does. A corrected order gets
+// a disk of its own image, and a repeated order reuses the existing disk.
 func TestDiskOfAFailedCreation(t *testing.T) {
 	w := newDrawer(t)
 	vda := filepath.Join(w.opt.Images, "web-vda.qcow2")
@@ -175,14 +175,14 @@ func TestDiskOfAFailedCreation(t *testing.T) {
 	if all := w.files(w.opt.Images); len(all) != 3 { // disk, mark, folder
 		t.Errorf("files %q; want the disk, its mark and the folder", all)
 	}
-	// Somebody undefines the machine: the mark has followed the image.
+	// After somebody undefined the domain, the mark names the present image.
 	delete(w.hv.all, "web")
 	before = w.stat(vda)
 	w.works("c1:3", "b")
 	if after, err := os.Stat(vda); err != nil || !os.SameFile(before, after) {
 		t.Errorf("a machine that was undefined lost its disk (%v)", err)
 	}
-	// An earlier version's mark says nothing of an image, so the disk stays, whatever failed meanwhile.
+	// The mark of an earlier version names no image, so the disk stays, whatever failed meanwhile.
 	delete(w.hv.all, "web")
 	if err := errors.Join(os.RemoveAll(w.at.keep("web")),
 		os.WriteFile(vda+diskfile.MarkSuffix, []byte("2026-01-02T03:04:05Z\ncluster-1\nweb\n"), 0o600)); err != nil {
@@ -195,7 +195,7 @@ func TestDiskOfAFailedCreation(t *testing.T) {
 	}
 }
 
-// What a failed order had made, and the next one does not name, goes when that one runs.
+// A disk of a failed order that the next order does not name is deleted once that one runs.
 func TestDiskThatOnlyAFailedOrderNamed(t *testing.T) {
 	for _, first := range []bool{true, false} {
 		w := newDrawer(t)
@@ -214,7 +214,7 @@ func TestDiskThatOnlyAFailedOrderNamed(t *testing.T) {
 	}
 }
 
-// Remove without a domain removes the disks that are marked as ours, wherever they are, and nothing else.
+// Remove without a domain deletes the disks with our mark, wherever they are, and nothing else.
 func TestRemoveAfterAFailedCreation(t *testing.T) {
 	w := newDrawer(t)
 	path := func(name string) string { return filepath.Join(w.dir, name) }
@@ -225,11 +225,11 @@ func TestRemoveAfterAFailedCreation(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.fails("c1:1", "a", ours, theirs, swapped)
-	// It was removed, and another one is there now: our list names it, and it is not ours.
+	// The disk was replaced by a foreign one under the same name: the journal names it, but it is not ours.
 	if err := (diskfile.Mark{Cluster: "cluster-1", Node: "node-a", Workload: "web-2"}).Write(swapped.Path); err != nil {
 		t.Fatal(err)
 	}
-	// While somebody else's domain has the name, nothing that it may use is touched.
+	// While a stranger's domain has the name, nothing that it may use is touched.
 	w.hv.all["web"] = &domain{name: "web", uuid: "u", state: stateShutoff, persistent: true, config: "<domain/>"}
 	if err := w.Remove(t.Context(), "web"); err != nil {
 		t.Fatal(err)
@@ -238,7 +238,7 @@ func TestRemoveAfterAFailedCreation(t *testing.T) {
 		t.Errorf("%q; want the disk, its mark and the folder", all)
 	}
 	delete(w.hv.all, "web")
-	// An agent of another node that keeps its files here has used the folder last.
+	// An agent of another node with the same folder used it last.
 	owners := filepath.Join(w.at.keep("web"), ownerFile)
 	mine, err := os.ReadFile(owners)
 	if err != nil {
@@ -253,7 +253,7 @@ func TestRemoveAfterAFailedCreation(t *testing.T) {
 	if err := os.WriteFile(owners, mine, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // what is absent succeeds
+	for range 2 { // removing an absent machine succeeds
 		if err := w.Remove(t.Context(), "web"); err != nil {
 			t.Fatal(err)
 		}
@@ -264,8 +264,8 @@ func TestRemoveAfterAFailedCreation(t *testing.T) {
 	}
 }
 
-// A disk on storage of several nodes is the node's that used it last: one that is told to delete what has
-// moved on meanwhile leaves it alone.
+// A disk on shared storage belongs to the node that used it last. Another node that is ordered to delete a
+// workload which moved on leaves the disk alone.
 func TestDiskThatMovedOn(t *testing.T) {
 	for _, defined := range []bool{true, false} {
 		w := newDrawer(t)
@@ -301,8 +301,8 @@ func TestDiskThatMovedOn(t *testing.T) {
 	}
 }
 
-// An update to another image that is cut short before the guest has stopped leaves the guest its disk: back on the
-// former image nothing was lost, and another order for the new one still replaces it.
+// If an update to another image is interrupted before the guest has stopped, the guest keeps its disk. Going
+// back to the former image loses nothing, and another order for the new image still replaces the disk.
 func TestImageOfAnUpdateCutShort(t *testing.T) {
 	for content, want := range map[string]string{"a": "a", "b": "b"} {
 		w := newDrawer(t)
@@ -314,7 +314,7 @@ func TestImageOfAnUpdateCutShort(t *testing.T) {
 			t.Fatalf("%v, want that it cannot be stopped", err)
 		}
 		w.hv.stuck = nil
-		if content == "a" { // the guest still runs what is wanted again, and is not touched until it ends
+		if content == "a" { // the guest runs the wanted content again and is not touched until it ends
 			if err := w.hv.shutdown(t.Context(), w.hv.all["web"].uuid); err != nil {
 				t.Fatal(err)
 			}
@@ -338,7 +338,7 @@ func TestImageOfAnUpdateCutShort(t *testing.T) {
 	}
 }
 
-// An order that names no image leaves the disk as it is, and so does the next one that names its image again.
+// An order without an image keeps the disk, and so does a later order that names the disk's image again.
 func TestImageThatIsNamedAgain(t *testing.T) {
 	w := newDrawer(t)
 	vda := filepath.Join(w.opt.Images, "web-vda.qcow2")
@@ -355,8 +355,7 @@ func TestImageThatIsNamedAgain(t *testing.T) {
 	}
 }
 
-// A disk that was there is not made anew where all of its folder is gone: that is no disk which somebody
-// removed, but a file system which is not mounted.
+// If a disk's whole folder is missing, the disk is not made again: its file system is probably not mounted.
 func TestDiskWhoseFolderIsNotMounted(t *testing.T) {
 	w := newDrawer(t)
 	dir := filepath.Join(t.TempDir(), "data")
@@ -374,14 +373,14 @@ func TestDiskWhoseFolderIsNotMounted(t *testing.T) {
 	if err := errors.Join(os.Remove(dir), os.Rename(dir+".away", dir), os.Remove(data.Path)); err != nil {
 		t.Fatal(err)
 	}
-	w.works("c1:1", "a", data) // somebody did remove it
+	w.works("c1:1", "a", data) // a person deleted the disk
 	if there, err := diskfile.Exists(data.Path); !there || err != nil {
 		t.Errorf("a disk that was removed is not made anew: %v", err)
 	}
 }
 
-// A volume that was there is not made anew where its pool has lost it, or libvirt the pool: what holds the pool may not
-// be mounted.
+// A volume that disappeared from its pool, or whose pool is unknown to libvirt, is not made again: the pool's
+// storage may not be mounted.
 func TestVolumeThatIsLost(t *testing.T) {
 	w := newDrawer(t)
 	data := &agentv1.DiskConfig{Device: "vdb", Pool: "fast", SizeGb: 1}
@@ -403,8 +402,8 @@ func TestVolumeThatIsLost(t *testing.T) {
 	w.works("c1:2", "a", data)
 }
 
-// What a guest writes to the start of a raw disk, as whoever encrypts it does, is no format of the disk: a header
-// that names another file would open that for the guest.
+// The content of a raw disk never determines its format: a guest could write a qcow2 header that names another
+// file, and so get access to that file.
 func TestRawDiskWithContent(t *testing.T) {
 	w := newDrawer(t)
 	vdb := filepath.Join(w.opt.Images, "web-vdb.img")
@@ -426,7 +425,7 @@ func TestRawDiskWithContent(t *testing.T) {
 	}
 }
 
-// A raw disk is raw also while an update to another image waits for its guest's end.
+// A raw disk stays raw while an update to another image waits for its guest to stop.
 func TestRawDiskOfAnUpdateCutShort(t *testing.T) {
 	w := newDrawer(t)
 	vda := filepath.Join(w.opt.Images, "web-vda.img")
@@ -450,7 +449,7 @@ func TestRawDiskOfAnUpdateCutShort(t *testing.T) {
 	}
 }
 
-// overlay is the header of a qcow2 disk over another file.
+// overlay returns the header of a qcow2 disk backed by another file.
 func (w *drawer) overlay() string {
 	w.Helper()
 	path := filepath.Join(w.T.TempDir(), "overlay")
@@ -464,7 +463,7 @@ func (w *drawer) overlay() string {
 	return string(text)
 }
 
-// writes is what a guest does to its raw disk.
+// writes writes to a raw disk as a guest would.
 func (w *drawer) writes(path, text string) {
 	w.Helper()
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
@@ -476,7 +475,7 @@ func (w *drawer) writes(path, text string) {
 	}
 }
 
-// A machine of a legacy v1 agent runs as that started it until it has stopped, whatever is defined meanwhile.
+// A machine of a legacy v1 agent runs with its live description until it stops, whatever is defined meanwhile.
 func TestUpdateOfALegacyMachineCutShort(t *testing.T) {
 	w := newDrawer(t)
 	w.opt.Owns = func(driver.ID) bool { return true }
@@ -491,7 +490,7 @@ func TestUpdateOfALegacyMachineCutShort(t *testing.T) {
 	}
 }
 
-// A former node that is told that a machine lives on elsewhere leaves what the other node can reach.
+// A former node whose machine runs elsewhere leaves the disks that the other node can reach.
 func TestVolumeThatMovedOn(t *testing.T) {
 	for _, elsewhere := range []bool{true, false} {
 		w := newDrawer(t)
@@ -509,8 +508,8 @@ func TestVolumeThatMovedOn(t *testing.T) {
 	}
 }
 
-// A volume that somebody else made under a workload's name is neither used nor removed, and another image
-// makes another volume.
+// A volume that a stranger made under a workload's name is neither used nor removed, and another image makes
+// another volume.
 func TestVolumesOfPools(t *testing.T) {
 	const theirs = "web-vda.qcow2"
 	w := newDrawer(t)
@@ -556,7 +555,7 @@ func TestVolumesOfPools(t *testing.T) {
 	if err := errors.Join(other.Remove(t.Context(), "web"), w.Remove(t.Context(), "web")); err != nil || len(fast) != 1 {
 		t.Errorf("left are %v (%v)", fast, err)
 	}
-	// A volume of an earlier version's, which our record names, stays until the image is another.
+	// A volume with an earlier version's name, which our record lists, stays until the image changes.
 	if err := try(w, "c1:1", "a", "fast"); err != nil {
 		t.Fatal(err)
 	}
@@ -572,8 +571,8 @@ func TestVolumesOfPools(t *testing.T) {
 	}
 }
 
-// Volumes of a creation that failed go with the next order, or with the workload; those of a pool that other
-// nodes reach only with the order: the workload may run there.
+// Volumes of a failed creation are deleted with the next order or with the workload. Volumes in a shared pool are
+// deleted only with the next order, because the workload may run on another node.
 func TestVolumesOfAFailedCreation(t *testing.T) {
 	w := newDrawer(t)
 	fast, far := w.hv.volumes["fast"], w.hv.volumes["far"]

@@ -8,8 +8,8 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// FuzzSeed: what somebody says to cloud-init is refused, or a seed whose meta-data
-// names an instance and whose parts are bounded.
+// FuzzSeed checks that any cloud-init text is refused or makes a seed whose meta-data names an instance and whose
+// parts are bounded.
 func FuzzSeed(f *testing.F) {
 	f.Add("web", "#cloud-config\nusers: [a]\n", "instance-id: i\nlocal-hostname: h\n", "version: 2\n", "", "10.0.0.2/24")
 	f.Add("Ü", "I2Nsb3VkLWNvbmZpZwo=", "{}", "[]", "#cloud-config\nusers: 1\n", "")
@@ -34,7 +34,7 @@ func FuzzSeed(f *testing.F) {
 	})
 }
 
-// FuzzRecord: the metadata of a domain, which anybody with virsh may edit.
+// FuzzRecord reads arbitrary domain metadata, which anybody with virsh may edit.
 func FuzzRecord(f *testing.F) {
 	f.Add(`<domain><metadata>` + record{Labels: map[string]string{"a": "b"}}.element() + `</metadata></domain>`)
 	f.Add(`<domain><metadata><workload xmlns="` + namespace + `">{"labels":null}</workload></metadata></domain>`)

@@ -12,7 +12,7 @@ import (
 	"github.com/persys/compute/agent/driver/libvirt/diskfile"
 )
 
-// listing is a hypervisor that knows some domains and does nothing.
+// listing is a fake hypervisor that only lists domains.
 type listing struct {
 	hypervisor
 	all  []domain
@@ -33,8 +33,8 @@ func (l *listing) domain(_ context.Context, name string) (*domain, error) {
 	return nil, driver.Errorf(driver.RuntimeResourceMissing, "domain", "%s: %w", name, errAbsent)
 }
 
-// Cloud-init of machines that are gone goes; never that of others, of what is wanted, in work or new, and
-// nothing while libvirt does not answer.
+// Seeds of deleted machines are garbage. Seeds of others, and of wanted, busy or new machines, never are, and
+// nothing is while libvirt does not answer.
 func TestLeftoverSeeds(t *testing.T) {
 	images := t.TempDir()
 	hv := &listing{}
@@ -88,7 +88,7 @@ func TestLeftoverSeeds(t *testing.T) {
 		t.Error("it collects while libvirt does not answer")
 	}
 	hv.down = nil
-	for range 2 { // what is absent succeeds
+	for range 2 { // removing an absent one succeeds
 		if err := d.Collect(ctx, found[0]); err != nil {
 			t.Fatal(err)
 		}

@@ -20,7 +20,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// realGuest is an image with a Linux system on it.
+// realGuest returns an image with a Linux system.
 func realGuest(t *testing.T) string {
 	t.Helper()
 	image, err := libvirttest.Guest(t.Context())
@@ -37,9 +37,9 @@ func consoleLog(ctx context.Context, d *Driver, id driver.ID) (string, error) {
 	return string(text), errors.Join(err, rc.Close())
 }
 
-// A real guest's whole life: it boots from an image, reads its seed, gets its address, is typed to,
-// survives a restart of libvirt, is stopped and started on the same disk, updated on the same disk, and
-// deleted with everything that was made for it.
+// The life of a real guest: it boots from an image, reads its seed, gets its address, accepts console input, and
+// survives a restart of libvirt. It is stopped and started on the same disk, updated on the same disk, and deleted
+// with everything that was made for it.
 func TestRealGuest(t *testing.T) {
 	daemon := theDaemon(t)
 	image := realGuest(t)
@@ -116,7 +116,7 @@ func TestRealGuest(t *testing.T) {
 	})
 	says("guest: address 192.168.122.222/24")
 
-	// The console is typed to and read from.
+	// Write to and read from the console.
 	con, err := d.Console(ctx, id, driver.ConsoleOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -153,7 +153,7 @@ func TestRealGuest(t *testing.T) {
 		t.Errorf("usage %+v, %v", usage, err)
 	}
 
-	// libvirt dies and comes back: nothing is lost, and nothing was restarted.
+	// After libvirt is killed and restarted, nothing is lost and nothing was restarted.
 	before, err := listed(ctx, d, id)
 	if err != nil {
 		t.Fatal(err)
@@ -199,7 +199,7 @@ func TestRealGuest(t *testing.T) {
 		t.Error("the disk that the update dropped is still there")
 	}
 
-	// Deleted: what was made goes, what was there stays.
+	// Deleted: our files are removed, others stay.
 	if err := d.Remove(ctx, id); err != nil {
 		t.Fatal(err)
 	}

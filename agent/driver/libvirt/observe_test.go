@@ -19,7 +19,7 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// listed is what a List says of one workload.
+// listed returns one workload from List.
 func listed(ctx context.Context, d *Driver, id driver.ID) (driver.Observed, error) {
 	all, err := d.List(ctx)
 	if err != nil {
@@ -32,13 +32,13 @@ func listed(ctx context.Context, d *Driver, id driver.ID) (driver.Observed, erro
 	return all[i], nil
 }
 
-// chatty is a shelf whose guests have agents, which say what they are told to. Those of some never answer, and libvirt
-// keeps the machines of these locked.
+// chatty is a shelf whose guests have agents with scripted answers. Some agents never answer, and libvirt keeps
+// their domains locked.
 type chatty struct {
 	*shelf
 	says  []address
 	deaf  map[string]bool // by UUID
-	asked atomic.Int64    // how often those were, or their records were to be written
+	asked atomic.Int64    // number of calls to deaf agents, and of record writes for them
 
 	mu            sync.Mutex
 	waiting, most int // calls that wait for a locked machine
@@ -80,7 +80,7 @@ func (c *chatty) addresses(ctx context.Context, uuid string, agent bool) ([]addr
 	return c.says, nil
 }
 
-// newChatty runs machines without disks and networks.
+// newChatty returns a chatty with running domains without disks and networks.
 func newChatty(t *testing.T, ids ...driver.ID) (*Driver, *chatty) {
 	t.Helper()
 	hv := &chatty{shelf: newShelf(), deaf: map[string]bool{}}
@@ -96,8 +96,8 @@ func newChatty(t *testing.T, ids ...driver.ID) (*Driver, *chatty) {
 	return d, hv
 }
 
-// What a guest's agent says goes on to schedulers and DNS: addresses only, and no more than a few.
-func TestGuestThatSaysAnything(t *testing.T) {
+// A guest agent's report reaches schedulers and DNS, so only valid addresses and a bounded number pass.
+func TestGuestAgentReportIsBounded(t *testing.T) {
 	d, hv := newChatty(t, "web")
 	ips := []string{"\xff", "10.0.0.5\n", "fe80::1", "127.0.0.1", "0.0.0.0", "10.0.0.7", "2001:db8::7"}
 	for n := range 70_000 {
@@ -118,9 +118,9 @@ func TestGuestThatSaysAnything(t *testing.T) {
 	}
 }
 
-// Guests whose agents take a question and never answer, or that libvirt keeps locked so that their ends cannot be
-// written down, hold up the look at all machines once, for seconds, and not again at once. The others have their
-// addresses meanwhile, and libvirt has calls left for everything else.
+// Guests whose agents never answer, or whose domains libvirt keeps locked so that their ends cannot be recorded,
+// delay one List by seconds, and not the next ones. The other guests get their addresses meanwhile, and libvirt
+// has calls left for everything else.
 func TestGuestsThatNeverAnswer(t *testing.T) {
 	for _, ended := range []bool{false, true} {
 		neverAnswer(t, ended)
@@ -160,7 +160,7 @@ func neverAnswer(t *testing.T, ended bool) {
 		}
 		time.Sleep(restFor)
 		_, err := d.List(t.Context())
-		time.Sleep(3 * restFor) // what libvirt waited for has ended
+		time.Sleep(3 * restFor) // libvirt's waits have ended
 		hv.mu.Lock()
 		defer hv.mu.Unlock()
 		switch {
@@ -172,8 +172,8 @@ func neverAnswer(t *testing.T, ended bool) {
 	})
 }
 
-// A look that ran out of time says so, and not that guests have no addresses.
-func TestLookThatIsCutShort(t *testing.T) {
+// A List that ran out of time fails, and does not report guests without addresses.
+func TestListTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, hv := newChatty(t, "deaf", "web")
 		hv.deaf[hv.all["deaf"].uuid] = true
@@ -185,7 +185,7 @@ func TestLookThatIsCutShort(t *testing.T) {
 	})
 }
 
-// While somebody waits for a machine that libvirt keeps locked, what is to be written down of others is.
+// While a call waits for a locked domain, records of other domains are written.
 func TestRecordOfALockedMachine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, hv := newChatty(t, "deaf", "web")
@@ -210,12 +210,12 @@ func TestRecordOfALockedMachine(t *testing.T) {
 		if o, err := listed(t.Context(), d, "web"); err != nil || o.FinishedAt.IsZero() || time.Since(began) != 0 {
 			t.Errorf("after %s: %+v, %v; want the end of web", time.Since(began), o, err)
 		}
-		time.Sleep(restFor) // the first has its answer
+		time.Sleep(restFor) // the first call has its answer
 	})
 }
 
-// A look that waited for whoever stops a guest does not write down that it was started.
-func TestStartThatIsOver(t *testing.T) {
+// A List that waited for a stop of the guest does not record a start.
+func TestListDuringStop(t *testing.T) {
 	d, hv := newChatty(t, "web")
 	in, _, err := d.find(t.Context(), "web")
 	if err != nil {
@@ -233,9 +233,9 @@ func TestStartThatIsOver(t *testing.T) {
 	}
 }
 
-// What is written down late, because libvirt kept the machine locked, is of the life that was seen, and not of the
-// one that has begun since.
-func TestNoteThatIsLate(t *testing.T) {
+// A record write that was delayed by a locked domain applies only to the observed run, not to a run that began
+// since.
+func TestDelayedRecordWrite(t *testing.T) {
 	d, hv := newChatty(t, "web")
 	look := func() *instance {
 		t.Helper()
@@ -267,7 +267,7 @@ func TestNoteThatIsLate(t *testing.T) {
 		t.Fatal(err)
 	}
 	off := look()
-	began = begin() // whoever starts it writes that down first
+	began = begin() // a start records itself first
 	if err := d.mark(t.Context(), off); err != nil {
 		t.Fatal(err)
 	}
@@ -276,8 +276,8 @@ func TestNoteThatIsLate(t *testing.T) {
 	}
 }
 
-// A guest that QEMU has paused, because the node's disk is full, says why it does not go on.
-func TestGuestWithoutRoom(t *testing.T) {
+// A guest that QEMU paused because the node's disk is full reports that reason.
+func TestGuestOnFullDisk(t *testing.T) {
 	d, hv := newChatty(t, "web")
 	hv.all["web"].state, hv.all["web"].reason = statePaused, pausedByDisk
 	if o, err := listed(t.Context(), d, "web"); err != nil || o.State != driver.Pending || !strings.Contains(o.Message, "space") || !strings.Contains(o.Message, "virsh resume web") {
@@ -285,8 +285,8 @@ func TestGuestWithoutRoom(t *testing.T) {
 	}
 }
 
-// A guest that sleeps because it wished to is as it wishes to be, and says how it is woken.
-func TestGuestThatSleeps(t *testing.T) {
+// A guest that suspended itself is not failed, and its message says how to wake it.
+func TestSuspendedGuest(t *testing.T) {
 	d, hv := newChatty(t, "web")
 	hv.all["web"].state = stateSuspended
 	if o, err := listed(t.Context(), d, "web"); err != nil || o.State != driver.Running || !strings.Contains(o.Message, "dompmwakeup web") {
@@ -294,21 +294,21 @@ func TestGuestThatSleeps(t *testing.T) {
 	}
 }
 
-// late is a shelf whose guests start after the call was given up.
+// late is a shelf whose guests start after the call has timed out.
 type late struct{ *shelf }
 
 func (l late) start(ctx context.Context, uuid string) error {
 	return errors.Join(l.shelf.start(ctx, uuid), driver.Errorf(driver.RuntimeUnhealthy, "start", "libvirt does not answer"))
 }
 
-// A guest that started after all has a start, so that its end is noticed and counted.
-func TestStartThatWasGivenUp(t *testing.T) {
+// A guest that started after the call timed out has a recorded start, so that its end is noticed and counted.
+func TestStartAfterTimeout(t *testing.T) {
 	hv := late{newShelf()}
 	d := driverOn(t, hv)
 	if err := d.Ensure(t.Context(), specFor(&agentv1.VMSpec{Vcpus: 1, MemoryMb: 64})); err == nil {
 		t.Fatal("a start that was given up succeeded")
 	}
-	if _, err := d.List(t.Context()); err != nil { // which writes it down
+	if _, err := d.List(t.Context()); err != nil { // List records the start
 		t.Fatal(err)
 	}
 	if o, err := listed(t.Context(), d, "web"); err != nil || o.State != driver.Running || o.StartedAt.IsZero() {
@@ -320,8 +320,8 @@ func TestStartThatWasGivenUp(t *testing.T) {
 	}
 }
 
-// A guest that is defined again while it runs is the one that it was: its end is noticed and counted.
-func TestGuestThatIsDefinedAgain(t *testing.T) {
+// A guest that was undefined and defined again while it ran is the same: its end is noticed and counted.
+func TestRedefinedGuest(t *testing.T) {
 	d, hv := newChatty(t, "web")
 	before, err := listed(t.Context(), d, "web")
 	if err != nil {
@@ -338,7 +338,7 @@ func TestGuestThatIsDefinedAgain(t *testing.T) {
 	}
 }
 
-// wired is a shelf whose guests need a network that is down until somebody looks it up.
+// wired is a shelf whose guests need a network that is inactive until it is looked up.
 type wired struct {
 	*shelf
 	up bool
@@ -362,8 +362,8 @@ func newWired(t *testing.T) (*Driver, *wired) {
 	return driverOn(t, hv), hv
 }
 
-// After a reboot the network of a machine that is there already may be down.
-func TestNetworkThatIsDown(t *testing.T) {
+// After a reboot the network of an existing machine may be inactive.
+func TestInactiveNetwork(t *testing.T) {
 	d, hv := newWired(t)
 	spec := specFor(&agentv1.VMSpec{Vcpus: 1, MemoryMb: 64, Networks: []*agentv1.NetworkConfig{{Network: "default"}}})
 	for range 2 {
@@ -377,8 +377,8 @@ func TestNetworkThatIsDown(t *testing.T) {
 	}
 }
 
-// An earlier version's instance ids did not follow static addresses: a machine keeps its own until its address
-// changes, lest cloud-init does anew what it did once, or does not see the change.
+// Instance ids of earlier versions did not depend on static addresses. A machine keeps such an id until its
+// address changes: otherwise cloud-init would run again, or miss the change.
 func TestInstanceOfAnEarlierVersion(t *testing.T) {
 	instance := regexp.MustCompile(`instance-id: web-\w+`)
 	for _, to := range []string{"10.0.0.6", ""} {

@@ -12,8 +12,8 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// A machine that nobody ordered goes with its disk and seed when a person asks for it; one of another node
-// and one that is wanted are not even found.
+// An orphaned machine is removed with its disk and seed at a person's request. Machines of another node and wanted
+// ones are not found as orphans.
 func TestOrphanMachine(t *testing.T) {
 	daemon := theDaemon(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -51,7 +51,7 @@ func ensured(t *testing.T, ctx context.Context, d *Driver, spec driver.Spec) dri
 	return o
 }
 
-// While the daemon is down every call says so, at once; the guest goes on, and is found again.
+// While the daemon is down every call fails at once. The guest runs on and is found again.
 func TestDaemonDown(t *testing.T) {
 	daemon, ctx, d := atDaemon(t, 2*time.Minute)
 	spec := order("down", "c1:1", tiny(daemon, "serve"))
@@ -84,7 +84,7 @@ func TestDaemonDown(t *testing.T) {
 	for told := false; !told; {
 		select {
 		case id := <-events:
-			told = id == "" // anything may have changed
+			told = id == "" // the hint that anything may have changed
 		case <-time.After(20 * time.Second):
 			t.Fatal("nobody tells that the daemon is back")
 		}
@@ -95,8 +95,8 @@ func TestDaemonDown(t *testing.T) {
 	}
 }
 
-// The daemon is killed in the middle of creations, and then of replacements, each of them that far: the next
-// Ensure finishes it, and one machine is there.
+// The daemon is killed at different moments of creations and then of replacements. The next Ensure completes
+// each, and exactly one machine exists.
 func TestDaemonDiesInTheMiddle(t *testing.T) {
 	daemon, ctx, d := atDaemon(t, 8*time.Minute)
 	ages := []time.Duration{600 * time.Millisecond, 150 * time.Millisecond, 30 * time.Millisecond}
@@ -109,7 +109,7 @@ func TestDaemonDiesInTheMiddle(t *testing.T) {
 			}
 		}
 	})
-	for n := 1; n <= 2; n++ { // the first creates, the second replaces
+	for n := 1; n <= 2; n++ { // the first round creates, the second replaces
 		ensure := func(age time.Duration) error {
 			return d.Ensure(ctx, order("middle-"+age.String(), fmt.Sprintf("c1:%d", n), tiny(daemon, "serve")))
 		}
@@ -124,13 +124,13 @@ func TestDaemonDiesInTheMiddle(t *testing.T) {
 			if i+1 < len(ages) {
 				next = ages[i+1]
 			}
-			time.Sleep(age - next) // the moment is what is tested
+			time.Sleep(age - next) // the delay is a parameter of the test
 		}
 		if err := daemon.Restart(ctx); err != nil {
 			t.Fatal(err)
 		}
 		_ = first.Wait()
-		// A daemon that finds a machine again has it locked meanwhile, and lets a call wait 30 s for that.
+		// A restarted daemon keeps a domain locked while it reconnects, and lets calls wait 30 s.
 		testbed.Within(t, 70*time.Second, "the next Ensure of each", func() error {
 			var all errgroup.Group
 			for _, age := range ages {
@@ -153,8 +153,8 @@ func TestDaemonDiesInTheMiddle(t *testing.T) {
 	}
 }
 
-// libvirt 9.0, ended between noting a machine's start and having its QEMU, keeps the machine locked after every
-// restart. Ensure says so and what to do about it; what it says helps.
+// libvirt 9.0, killed between recording a domain's start and having its QEMU, keeps the domain locked after every
+// restart. Ensure's error says how to mend that, and the advice works.
 func TestUnbornMachine(t *testing.T) {
 	daemon, ctx, d := atDaemon(t, 3*time.Minute)
 	spec := order("unborn", "c1:1", tiny(daemon, "serve"))
@@ -178,7 +178,7 @@ func TestUnbornMachine(t *testing.T) {
 	ensured(t, ctx, d, spec)
 }
 
-// unborn makes the daemon's note of a running machine the one that it leaves of a start which it did not survive.
+// unborn rewrites the daemon's status file of a running domain as an interrupted start leaves it.
 func unborn(ctx context.Context, daemon *libvirttest.Daemon, name string) error {
 	note, err := os.ReadFile(daemon.Notes(name))
 	if err != nil {
@@ -198,7 +198,7 @@ func unborn(ctx context.Context, daemon *libvirttest.Daemon, name string) error 
 	return os.WriteFile(daemon.Notes(name), note, 0o600)
 }
 
-// A machine that somebody undefines while it runs is still seen, defined again as it runs, and removed.
+// A machine that was undefined while it runs is still listed, can be defined again while it runs, and removed.
 func TestUndefinedMachine(t *testing.T) {
 	daemon, ctx, d := atDaemon(t, 2*time.Minute)
 	spec := order("undefined", "c1:1", tiny(daemon, "serve"))
@@ -228,7 +228,7 @@ func TestUndefinedMachine(t *testing.T) {
 	}
 }
 
-// A machine that libvirt was told to start by itself is no more once it is started: after a reboot it may live elsewhere.
+// Starting a machine clears its autostart flag, because after a reboot it may run on another node.
 func TestAutostart(t *testing.T) {
 	daemon, ctx, d := atDaemon(t, 2*time.Minute)
 	spec := order("auto", "c1:1", tiny(daemon, "serve"))
@@ -245,8 +245,8 @@ func TestAutostart(t *testing.T) {
 	}
 }
 
-// What somebody has saved of a machine goes on where it was, and never in the stead of an update, also when it was
-// saved after that was defined.
+// A saved machine resumes where it was saved. But its saved state never replaces an update, even if it was saved
+// after the update was defined.
 func TestUpdateOfASavedMachine(t *testing.T) {
 	daemon, ctx, d := atDaemon(t, 3*time.Minute)
 	ensured(t, ctx, d, order("saved", "c1:1", tiny(daemon, "serve")))
@@ -257,7 +257,7 @@ func TestUpdateOfASavedMachine(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// boots is how often the guest was booted, by the line that it begins with.
+	// boots returns how often the guest was booted, by counting its first line.
 	boots := func() int {
 		t.Helper()
 		var text string
@@ -301,7 +301,7 @@ func TestUpdateOfASavedMachine(t *testing.T) {
 	}
 }
 
-// A daemon that hangs is one that is away.
+// A daemon that hangs counts as unreachable.
 func TestDaemonHangs(t *testing.T) {
 	daemon, ctx, d := atDaemon(t, time.Minute, func(o *Options) { o.CallTimeout = 2 * time.Second })
 	if _, err := d.List(ctx); err != nil {
@@ -341,7 +341,7 @@ func TestConsoleThatComesTooLate(t *testing.T) {
 	if _, err := d.hv.console(short, uuidOf(testCluster, "late")); err == nil {
 		t.Error("a daemon that hangs has opened a console")
 	}
-	during := open() // its connection is there already
+	during := open() // its connection is already open
 	if err := daemon.Signal(ctx, "CONT"); err != nil {
 		t.Fatal(err)
 	}
@@ -351,8 +351,8 @@ func TestConsoleThatComesTooLate(t *testing.T) {
 	}
 }
 
-// A daemon that takes a connection and says nothing holds up no call for longer than a call may last, nor the end
-// of the driver.
+// A daemon that accepts a connection and never answers delays no call, nor Close, for longer than the call
+// timeout.
 func TestDaemonThatNeverSpeaks(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", socket)
@@ -380,7 +380,7 @@ func TestDaemonThatNeverSpeaks(t *testing.T) {
 	case <-time.After(testbed.Patience):
 		t.Error("it waits for ever")
 	}
-	l.Close() // the kernel ends what nobody has accepted
+	l.Close() // the kernel closes connections that were not accepted
 	<-done
 }
 
@@ -404,7 +404,7 @@ func TestLibvirtWithoutQEMU(t *testing.T) {
 	}
 }
 
-// Whether KVM works is tried once, with a guest; what is chosen then boots.
+// The KVM probe runs once, and the chosen way to run guests boots a guest.
 func TestAcceleration(t *testing.T) {
 	daemon := theDaemon(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -434,7 +434,7 @@ func TestAcceleration(t *testing.T) {
 		t.Log("libvirt offers no KVM here, so nothing was tried")
 		return
 	}
-	t.Logf("the trial of KVM says: %v", d.accel.run.err)
+	t.Logf("the KVM probe says: %v", d.accel.run.err)
 	again := openDriver(t, daemon, "node-a", auto)
 	again.accel.try = func(context.Context, *hostcaps.Machine) error {
 		t.Error("KVM is tried again although the outcome is known")
@@ -442,11 +442,11 @@ func TestAcceleration(t *testing.T) {
 	}
 	m, err := again.accel.choose(ctx, again, f)
 	if err != nil || (m.Kind == "kvm") != (d.accel.run.err == nil) {
-		t.Errorf("chosen %+v, %v; the trial said %v", m, err, d.accel.run.err)
+		t.Errorf("chosen %+v, %v; the probe said %v", m, err, d.accel.run.err)
 	}
-	// A trial in emulation succeeds: the trial guest itself is sound.
+	// The probe guest boots in emulation, so the guest itself works.
 	if err := d.tryKVM(ctx, f.tcg); err != nil {
-		t.Errorf("the trial guest does not boot in emulation: %v", err)
+		t.Errorf("the probe guest does not boot in emulation: %v", err)
 	}
 }
 
@@ -469,7 +469,7 @@ func TestPool(t *testing.T) {
 	if _, err := daemon.Virsh(ctx, "pool-start", "fast"); err != nil {
 		t.Fatal(err)
 	}
-	// Somebody else's volume with the name of a workload's disk.
+	// A stranger's volume with the name of a workload's disk.
 	const theirs = "pooled-vda.qcow2"
 	if _, err := daemon.Virsh(ctx, "vol-create-as", "fast", theirs, "2M", "--format", "qcow2"); err != nil {
 		t.Fatal(err)
@@ -512,7 +512,7 @@ func TestPool(t *testing.T) {
 		}
 	}
 	ensured(t, ctx, d, spec)
-	// What holds the pool is not mounted: nothing is made in its stead, and the volume is found again.
+	// If the pool's storage is not mounted, no new volume is made, and the volume is found again later.
 	vm.Disks[0].SizeGb, spec.Content = 1, "c1:2"
 	if err := d.Halt(ctx, spec.ID, 0); err != nil {
 		t.Fatal(err)
@@ -559,7 +559,7 @@ func TestPool(t *testing.T) {
 	}
 }
 
-// A machine that a legacy v1 agent made is taken over as it is, and deleted with what was marked.
+// A machine of a legacy v1 agent is taken over unchanged, and deleted with its marked disks.
 func TestTakeOver(t *testing.T) {
 	daemon := theDaemon(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

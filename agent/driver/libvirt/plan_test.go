@@ -34,7 +34,7 @@ var (
 	arm      = &hostcaps.Machine{Kind: "kvm", Type: "virt-7.2", Emulator: "/usr/bin/qemu-system-aarch64", CPU: "host-passthrough", Firmware: "efi", CDROMBus: "scsi"}
 )
 
-// The domain of a specification, on machines that offer different things.
+// The domain XML of specifications on machines with different capabilities.
 func TestDomain(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -219,7 +219,7 @@ func TestNetworkConfig(t *testing.T) {
 	}
 }
 
-// The image is read back as a guest reads it.
+// The image is read back as a guest does.
 func TestSeedImage(t *testing.T) {
 	s, err := planSeed("web", &agentv1.VMSpec{CloudInit: "#cloud-config\n", CloudInitConfig: &agentv1.CloudInitConfig{VendorData: "#cloud-config\nv: 1\n"}})
 	if err != nil {
@@ -287,8 +287,8 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// The network is asked for what only it knows: an interface that was told its address may still be known
-// by a former one.
+// Only interfaces without a static address are looked up in the network, which may still hold a former lease of
+// an interface with a static one.
 func TestAsked(t *testing.T) {
 	const domain = `<domain><devices>
 <interface type='bridge'><mac address='52:54:00:00:00:0A'/><source bridge='br0'/><target dev='vnet0'/></interface>
@@ -301,11 +301,11 @@ func TestAsked(t *testing.T) {
 		record *record
 		want   []address
 	}{
-		{"an existing agent's domain", nil, []address{a, b}},
+		{"a legacy v1 agent's domain", nil, []address{a, b}},
 		{"two leases", &record{Leases: 2}, []address{a, b}},
 		{"static addresses only", &record{Static: []string{"10.0.0.1", "10.0.0.2"}, Fixed: []string{macA, macB}}, nil},
 		{"one of each", &record{Leases: 1, Static: []string{"10.0.0.1"}, Fixed: []string{macA}}, []address{b}},
-		{"one of each, by an agent that did not write down which", &record{Leases: 1, Static: []string{"10.0.0.1"}}, []address{a, b}},
+		{"one of each, in a record without MAC addresses", &record{Leases: 1, Static: []string{"10.0.0.1"}}, []address{a, b}},
 	} {
 		if got := c.record.asked(interfacesOf(domain)); len(got)+len(c.want) > 0 && !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)

@@ -14,8 +14,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// A daemon with cgroups keeps a guest within its CPU quota, over an update and its own restart; one without
-// runs it all the same, and the status says so.
+// A daemon with cgroups enforces a guest's CPU quota, also after an update and its own restart. A daemon without
+// cgroups runs the guest anyway, and the status says so.
 func TestQuotaOnLibvirt(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
@@ -46,7 +46,7 @@ func TestQuotaOnLibvirt(t *testing.T) {
 		if o.Message != "" {
 			t.Errorf("%d millicores: %s", millicores, o.Message)
 		}
-		info, err := daemon.Virsh(ctx, "schedinfo", "--live", "kept") // what the kernel has
+		info, err := daemon.Virsh(ctx, "schedinfo", "--live", "kept") // the quota in the kernel
 		if fields := strings.Join(strings.Fields(info), " "); err != nil || !strings.Contains(fields, "global_quota : "+want+" ") {
 			t.Errorf("%d millicores: %q, %v; want global_quota %s", millicores, fields, err, want)
 		}

@@ -8,8 +8,8 @@ import (
 	"github.com/moby/moby/client"
 )
 
-// FuzzFrames: the output of a session comes in frames of the engine. It ends, and
-// nothing comes out that did not go in.
+// FuzzFrames decodes arbitrary frames of a session's output. Decoding ends, and no byte comes out that was not in
+// the input.
 func FuzzFrames(f *testing.F) {
 	f.Add([]byte("\x01\x00\x00\x00\x00\x00\x00\x03abc\x02\x00\x00\x00\x00\x00\x00\x01x"), true)
 	f.Add([]byte("\x01\x00\x00\x00\xff\xff\xff\xffabc"), true)

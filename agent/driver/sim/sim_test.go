@@ -36,7 +36,7 @@ func engine(t testing.TB, opt sim.Options) *sim.Engine {
 	return e
 }
 
-// full is an engine whose folder is on a small file system.
+// full returns an engine whose folder is on a small file system.
 func full(t *testing.T, node string) (driver.Driver, func(), func()) {
 	dir := filepath.Join(t.TempDir(), "small")
 	drivertest.Small(t, dir, 1<<20)
@@ -45,7 +45,7 @@ func full(t *testing.T, node string) (driver.Driver, func(), func()) {
 }
 
 func TestConformance(t *testing.T) {
-	// A folder is opened anew for each driver, as a restarted agent does; memory is one engine.
+	// A folder is opened for each driver, as a restarted agent does; in memory there is one engine.
 	memory, dir := engine(t, sim.Options{}), t.TempDir()
 	for name, open := range map[string]func(*testing.T) *sim.Engine{
 		"memory": func(*testing.T) *sim.Engine { return memory },
@@ -121,7 +121,7 @@ func overlaps(t *testing.T, e *sim.Engine) [][2]sim.Run {
 	return sim.Overlaps(runs)
 }
 
-// clock is set by hand.
+// clock is a manual clock.
 type clock struct {
 	mu  sync.Mutex
 	now time.Duration
@@ -139,7 +139,7 @@ func (c *clock) set(d time.Duration) {
 	c.now = d
 }
 
-// rig is a driver on an engine whose clock is set by hand.
+// rig is a driver on an engine with a manual clock.
 type rig struct {
 	*testing.T
 	*clock
@@ -365,7 +365,7 @@ func TestStubborn(t *testing.T) {
 	}
 }
 
-// Another process (here: another Engine on the folder) sees the same world and the same log.
+// Another process (here: another Engine on the same folder) sees the same workloads and the same log.
 func TestFolderIsShared(t *testing.T) {
 	dir := t.TempDir()
 	ctx := context.Background()

@@ -13,7 +13,7 @@ import (
 	"github.com/persys/compute/agent/driver/docker"
 )
 
-// One container that the engine cannot tell about, or not yet, hides none of the others.
+// A container that the engine cannot inspect (yet) does not hide the others.
 func TestOneContainerHidesNoOther(t *testing.T) {
 	labels := func(id string) map[string]string {
 		return map[string]string{driver.LabelManaged: "true", driver.LabelWorkload: id, driver.LabelCluster: "c", driver.LabelNode: "n", driver.LabelContent: "c1:x"}
@@ -64,7 +64,7 @@ func TestOneContainerHidesNoOther(t *testing.T) {
 	}
 }
 
-// What the engine would have to walk files for holds up no look for garbage.
+// Computing sizes, for which the engine walks files, does not delay the search for garbage.
 func TestGarbageIsFoundWithoutSizes(t *testing.T) {
 	labels := map[string]string{driver.LabelManaged: "true", driver.LabelWorkload: "web", driver.LabelCluster: "c", driver.LabelNode: "n"}
 	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
