@@ -22,6 +22,8 @@ const MaxFile = 1 << 20
 type Sources struct {
 	// Environ looks up a variable.
 	Environ func(name string) (string, bool)
+	// Variables are the environment as os.Environ gives it. Only Unknown reads it.
+	Variables []string
 	// ReadFile reads the files named by X_FILE.
 	ReadFile func(path string) ([]byte, error)
 	// YAML is the text of a configuration file and YAMLName its name for
@@ -31,7 +33,9 @@ type Sources struct {
 }
 
 // System reads the process's environment and files.
-func System() Sources { return Sources{Environ: os.LookupEnv, ReadFile: readFile} }
+func System() Sources {
+	return Sources{Environ: os.LookupEnv, Variables: os.Environ(), ReadFile: readFile}
+}
 
 // WithYAML adds a configuration file. A file that does not exist is an error
 // only if it was asked for (must).

@@ -40,8 +40,9 @@ func Main(name string, run func(context.Context) error) {
 
 // Loaded are settings that were read.
 type Loaded struct {
-	loader *config.Loader
-	file   string // "": none
+	loader  *config.Loader
+	file    string // the YAML file; "" if none was read
+	fileEnv string // the variable that may name it
 }
 
 // Load fills target from flags, environment, files, YAML and defaults, in this
@@ -75,7 +76,7 @@ func Load(name, version, short string, target any, fileEnv string, files ...stri
 					return err
 				}
 			}
-			loaded = &Loaded{loader, path}
+			loaded = &Loaded{loader, path, fileEnv}
 			return loader.Load(src)
 		},
 	}
@@ -102,6 +103,9 @@ func (l *Loaded) Logger(level, format string) (*slog.Logger, error) {
 	}
 	for _, line := range l.loader.Ignored() {
 		log.Warn("a setting has no effect", "setting", line)
+	}
+	for _, line := range l.loader.Unknown(config.System(), l.fileEnv) {
+		log.Warn("a variable has no effect", "variable", line)
 	}
 	return log, nil
 }

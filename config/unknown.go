@@ -1,0 +1,57 @@
+package config
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// prefixes are those of the variables that only Persys programs read.
+var prefixes = []string{"PERSYS_", "SCHEDULER_"}
+
+// Kubernetes sets these for every service in the namespace of a pod, persys-scheduler among them.
+var serviceVariable = regexp.MustCompile(`_SERVICE_(HOST|PORT(_\w+)?)=|_PORT_\d+_(TCP|UDP)(_\w+)?=|_PORT=(tcp|udp)://`)
+
+// Unknown lists the variables that begin as settings of Persys do and are no setting of this program,
+// each with the nearest name that is one. Variables in except are known elsewhere.
+func (l *Loader) Unknown(from Sources, except ...string) (out []string) {
+	known := slices.Clone(except)
+	for _, s := range l.settings {
+		for _, name := range s.Env {
+			known = append(known, name, name+"_FILE")
+		}
+	}
+	for _, v := range from.Variables {
+		name, _, _ := strings.Cut(v, "=")
+		switch {
+		case !slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(name, p) }), slices.Contains(known, name):
+		case serviceVariable.MatchString(v):
+		default:
+			hint := ""
+			if near := nearestVariable(name, known); near != "" {
+				hint = "; did you mean " + near + "?"
+			}
+			out = append(out, fmt.Sprintf("%s is no setting of this program%s", name, hint))
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// nearestVariable prefers the shortest known variable that has every word of name, as
+// PERSYS_NODE_LABELS has those of PERSYS_LABELS, to one that differs in a few letters.
+func nearestVariable(name string, known []string) string {
+	best, words := "", strings.Split(name, "_")
+	for _, k := range known {
+		have := strings.Split(k, "_")
+		all := !slices.ContainsFunc(words, func(w string) bool { return !slices.Contains(have, w) })
+		if all && (best == "" || len(k) < len(best)) {
+			best = k
+		}
+	}
+	if best != "" {
+		return best
+	}
+	return nearest(name, known)
+}
