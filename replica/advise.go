@@ -3,6 +3,7 @@ package replica
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 	"syscall"
 
@@ -18,6 +19,18 @@ func (c *Config) advise(err error) error {
 			"it fetches everything from them. If there is no other: do the same and `persysctl backup restore FILE`", err, raft, raft)
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return fmt.Errorf("%w; make room for %s and start this scheduler again: what was acknowledged is there", err, c.DataDir)
+	}
+	return err
+}
+
+// errNoCluster is the error of a scheduler that was told nothing of a cluster.
+var errNoCluster = errors.New("this scheduler is in no cluster yet: start the first scheduler of a new one with --init (SCHEDULER_INIT=true), another with --join TOKEN (SCHEDULER_JOIN), " +
+	"where `persysctl token create --role scheduler` makes the token; `persys dev` runs a whole cluster on this machine to try it out")
+
+// adviseStart replaces the error about missing certificates of a scheduler for which nothing is set.
+func (c *Config) adviseStart(err error) error {
+	if errors.Is(err, fs.ErrNotExist) && c.TLSCert == defaultCert && len(c.Join) == 0 && c.BootstrapExpect == 0 && !c.Vault.Enabled {
+		return errNoCluster
 	}
 	return err
 }

@@ -3,6 +3,7 @@ package replica
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"strings"
 	"syscall"
@@ -47,5 +48,19 @@ func TestAdvise(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestASchedulerWithoutSettingsIsToldHowToStart(t *testing.T) {
+	cfg, err := DefaultConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Name, cfg.DataDir = "s1", t.TempDir()
+	_, err = Start(t.Context(), cfg, "test", slog.New(slog.DiscardHandler))
+	for _, want := range []string{"--init", "--join TOKEN", "persys dev"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v does not name %q", err, want)
+		}
 	}
 }

@@ -88,7 +88,7 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 	}
 	cfg = r.cfg
 	if r.tls, err = cfg.files(); err != nil {
-		return nil, err
+		return nil, cfg.adviseStart(err)
 	}
 	if cfg.Insecure {
 		log.Warn("running with -insecure: plaintext, and every caller is an anonymous admin", "bind", cfg.BindAddr)
