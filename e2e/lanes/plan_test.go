@@ -1,6 +1,9 @@
 package main
 
 import (
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -47,5 +50,45 @@ func TestTestsAreArrangedByLane(t *testing.T) {
 	p := arrange(tests, rules, options{}).inOrder()
 	if want := [][]string{{"TestDocker", "TestVM", "TestLong", "TestA", "TestB"}}; len(p.namespaced) > 0 || !reflect.DeepEqual(p.host, want) {
 		t.Errorf("without namespaces: %+v, want %v one after another", p, want)
+	}
+}
+
+// lanes.txt is valid, and every test that takes the Docker engine is in the lane docker.
+func TestLanesFileMatchesTheTests(t *testing.T) {
+	files, err := filepath.Glob("../*_test.go")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%d test files: %v", len(files), err)
+	}
+	var tests []string
+	docker := map[string]bool{}
+	for _, path := range files {
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, decl := range file.Decls {
+			fn, ok := decl.(*ast.FuncDecl)
+			if !ok || !strings.HasPrefix(fn.Name.Name, "Test") || fn.Name.Name == "TestMain" {
+				continue
+			}
+			tests = append(tests, fn.Name.Name)
+			ast.Inspect(fn, func(n ast.Node) bool {
+				if call, ok := n.(*ast.CallExpr); ok {
+					if id, ok := call.Fun.(*ast.Ident); ok && id.Name == "theEngine" {
+						docker[fn.Name.Name] = true
+					}
+				}
+				return true
+			})
+		}
+	}
+	rules, err := readRules("../lanes.txt", tests)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range tests {
+		if is := rules[name].lane == laneDocker; is != docker[name] {
+			t.Errorf("%s: in lane docker %v, calls theEngine %v: change e2e/lanes.txt", name, is, docker[name])
+		}
 	}
 }
