@@ -17,7 +17,7 @@ func TestRulesAreValidated(t *testing.T) {
 		"# a comment\n\nTestA docker it publishes a port\n":        "",
 		"TestX host it publishes a port\n":                         "lanes.txt:1: there is no test TestX",
 		"TestA docker it publishes\nTestA full it waits\n":         "lanes.txt:2: TestA is listed twice",
-		"TestA alone it measures time\n":                           `lanes.txt:1: the lane is "alone": it must be one of [early docker libvirt full]`,
+		"TestA alone it measures time\n":                           `lanes.txt:1: the lane is "alone": it must be one of [early docker full]`,
 		"TestA full\n":                                             "lanes.txt:1: TestA has no reason",
 		"TestB early it takes two minutes\nTestA full   \n# end\n": "lanes.txt:2: TestA has no reason",
 	} {
@@ -33,22 +33,22 @@ func TestRulesAreValidated(t *testing.T) {
 }
 
 func TestTestsAreArrangedByLane(t *testing.T) {
-	tests := []string{"TestA", "TestDocker", "TestVM", "TestLong", "TestWaits", "TestB"}
-	rules := map[string]rule{"TestDocker": {laneDocker, "ports"}, "TestVM": {laneLibvirt, "bridges"}, "TestLong": {laneEarly, "long"}, "TestWaits": {laneFull, "waits"}}
+	tests := []string{"TestA", "TestDocker", "TestLong", "TestWaits", "TestB"}
+	rules := map[string]rule{"TestDocker": {laneDocker, "ports"}, "TestLong": {laneEarly, "long"}, "TestWaits": {laneFull, "waits"}}
 	for name, c := range map[string]struct {
 		opt  options
 		want plan
 	}{
-		"make test":      {options{}, plan{namespaced: []string{"TestLong", "TestA", "TestB"}, host: [][]string{{"TestDocker"}, {"TestVM"}}, left: []string{"TestWaits"}}},
-		"make test-full": {options{full: true}, plan{namespaced: []string{"TestLong", "TestWaits", "TestA", "TestB"}, host: [][]string{{"TestDocker"}, {"TestVM"}}}},
-		"make e2e NAME":  {options{match: regexp.MustCompile("A|Docker")}, plan{namespaced: []string{"TestA"}, host: [][]string{{"TestDocker"}, nil}}},
+		"make test":      {options{}, plan{namespaced: []string{"TestLong", "TestA", "TestB"}, docker: []string{"TestDocker"}, left: []string{"TestWaits"}}},
+		"make test-full": {options{full: true}, plan{namespaced: []string{"TestLong", "TestWaits", "TestA", "TestB"}, docker: []string{"TestDocker"}}},
+		"make e2e NAME":  {options{match: regexp.MustCompile("A|Docker")}, plan{namespaced: []string{"TestA"}, docker: []string{"TestDocker"}}},
 	} {
 		if got := arrange(tests, rules, c.opt); !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%s: %+v, want %+v", name, got, c.want)
 		}
 	}
 	p := arrange(tests, rules, options{}).inOrder()
-	if want := [][]string{{"TestDocker", "TestVM", "TestLong", "TestA", "TestB"}}; len(p.namespaced) > 0 || !reflect.DeepEqual(p.host, want) {
+	if want := []string{"TestDocker", "TestLong", "TestA", "TestB"}; len(p.namespaced) > 0 || !reflect.DeepEqual(p.docker, want) {
 		t.Errorf("without namespaces: %+v, want %v one after another", p, want)
 	}
 }
