@@ -60,6 +60,7 @@ var mayImport = []struct {
 	{"mirror/...", []string{"fsm/...", "api/command/..."}},
 	{"agent/workload", nil},
 	{"agent/fencer/lease", []string{"agent/workload"}},
+	{"agent/core", []string{"agent/workload", "agent/fencer/lease"}},
 	// Test support that drivers share.
 	{"agent/driver/moby/mobytest", []string{"testbed"}},
 	{"agent/driver/libvirt/libvirttest", []string{"testbed"}},
@@ -92,6 +93,7 @@ var neverReach = []struct {
 	{"fsm/...", impure, "the state machine must give the same answer on every replica and at every replay"},
 	{"sched", impure, "planning is a pure step over what it is given, so that simulator, dry run and production share it"},
 	{"agent/workload", impure, "the agent's core imports it and stays a pure step over what it is given"},
+	{"agent/core", impure, "the agent's decisions are a pure step, so that simulator and production share them"},
 	{"agent/fencer/lease", impure, "the fencer's decisions are a pure step, which the simulator drives on virtual clocks"},
 	{"sched/control", impure, "the leader's control loop is a pure step over its inputs, so that the simulator drives the same code"},
 	{"api/command/...", []string{"google.golang.org/grpc/..."}, "the log's vocabulary holds no service: the state machine imports it"},
@@ -109,7 +111,7 @@ var drivers = []string{"docker", "compose", "libvirt", "sim"}
 
 // pure lists packages whose own files use no clock, randomness, goroutine or map order.
 // fsm/store is not among them (it may block), nor is sched/leader (it owns the loop and the clock).
-var pure = []string{"fsm", "fsm/bounds", "fsm/queue", "fsm/quota", "fsm/receipts", "fsm/rollout", "sched", "sched/agenda", "sched/control", "sched/rolling", "agent/workload", "agent/fencer/lease"}
+var pure = []string{"fsm", "fsm/bounds", "fsm/queue", "fsm/quota", "fsm/receipts", "fsm/rollout", "sched", "sched/agenda", "sched/control", "sched/rolling", "agent/workload", "agent/fencer/lease", "agent/core"}
 
 var (
 	forbiddenNames = []string{"util", "utils", "common", "helper", "helpers", "model", "models"}

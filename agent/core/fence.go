@@ -1,0 +1,126 @@
+package core
+
+import (
+	"cmp"
+	"fmt"
+
+	"github.com/persys/compute/agent/workload"
+)
+
+// Epoch is one leadership of one cluster. The zero value means that no leadership is known: an agent
+// that has met only schedulers without epochs, or none.
+type Epoch struct {
+	ClusterID   string `json:"cluster_id,omitempty"`
+	Shard       string `json:"shard,omitempty"` // of the cluster; empty if no scheduler named one
+	Incarnation uint64 `json:"incarnation,omitempty"`
+	Term        uint64 `json:"term,omitempty"`
+}
+
+// Owned reports whether a leadership, not only a cluster, is known.
+func (e Epoch) Owned() bool { return e.Incarnation != 0 || e.Term != 0 }
+
+// Less orders epochs of one cluster: by incarnation, then term.
+func (e Epoch) Less(other Epoch) bool {
+	if e.Incarnation != other.Incarnation {
+		return e.Incarnation < other.Incarnation
+	}
+	return e.Term < other.Term
+}
+
+func (e Epoch) String() string { return fmt.Sprintf("%s/%d/%d", e.ClusterID, e.Incarnation, e.Term) }
+
+// Refusal is why an order is not taken. A fenced one is final for the sender: it is deposed, late, or
+// means another agent. The others name a fault in the order.
+type Refusal struct {
+	Fenced  bool
+	Message string
+	Class   workload.Class // set if the order itself has no fault
+}
+
+// Error makes a refusal usable as an error.
+func (r *Refusal) Error() string { return r.Message }
+
+func fencedf(format string, args ...any) *Refusal {
+	return &Refusal{Fenced: true, Message: fmt.Sprintf(format, args...)}
+}
+
+// Refusedf is the refusal of an order that has a fault.
+func Refusedf(format string, args ...any) *Refusal {
+	return &Refusal{Message: fmt.Sprintf(format, args...)}
+}
+
+// judgeEpoch is the first fence. It returns the epoch to remember.
+//
+// An order without epoch comes from a legacy v1 scheduler or from an operator's command line. It is
+// taken while no leadership is known, and always by a standalone agent. After that it is refused,
+// because it would bypass the fence.
+func judgeEpoch(seen Epoch, standalone bool, in *Epoch) (Epoch, *Refusal) {
+	if in == nil {
+		if seen.Owned() && !standalone {
+			return seen, fencedf("epoch: missing, but this node belongs to the schedulers of cluster %q (epoch %s)", seen.ClusterID, seen)
+		}
+		return seen, nil
+	}
+	got := *in
+	switch {
+	case got.ClusterID == "":
+		return seen, Refusedf("epoch.cluster_id: must not be empty")
+	case seen.ClusterID != "" && got.ClusterID != seen.ClusterID:
+		return seen, fencedf("epoch.cluster_id: this node belongs to cluster %q, the order is from cluster %q", seen.ClusterID, got.ClusterID)
+	case otherShard(seen, got):
+		return seen, fencedf("epoch.shard: this node belongs to shard %q, the order is from shard %q of cluster %q", seen.Shard, got.Shard, got.ClusterID)
+	case got.Less(seen):
+		return seen, fencedf("epoch: %s is older than %s, which this node has seen", got, seen)
+	}
+	got.Shard = cmp.Or(got.Shard, seen.Shard)
+	return got, nil
+}
+
+// otherShard reports whether the sender names another shard than this node's. The shard of a cluster
+// never changes, so one of the two is set up wrongly. A scheduler of an older release names no shard
+// and is accepted.
+func otherShard(seen, got Epoch) bool {
+	return seen.Shard != "" && got.Shard != "" && seen.Shard != got.Shard
+}
+
+// JudgeNode refuses an order for another machine: the address may have changed hands.
+func JudgeNode(self, meant string) *Refusal {
+	if meant != "" && meant != self {
+		return fencedf("node_id: this is node %q, the order is for %q", self, meant)
+	}
+	return nil
+}
+
+// judgeInstance refuses an order for another agent of this node id: the machine before it was wiped, or
+// the machine that this one has replaced. The instances of that agent may still run.
+func judgeInstance(self, meant string) *Refusal {
+	if meant != "" && meant != self {
+		return fencedf("instance_id: this is instance %s, the order is for %s: this agent has to be registered first", self, meant)
+	}
+	return nil
+}
+
+// judgeApply is the second fence. held is the generation of the intent, buried that of the tombstone;
+// zero means none. An apply must be above the tombstone, and not below what is held.
+func judgeApply(id string, held, buried, in workload.Generation, standalone bool) *Refusal {
+	none := workload.Generation{}
+	switch {
+	case in == none && standalone:
+		return nil
+	case in == none && held != none:
+		return fencedf("generation: missing, workload %q is at %s", id, held)
+	case in == none && buried != none:
+		return fencedf("generation: missing, workload %q was deleted at %s", id, buried)
+	case in.Less(held):
+		return fencedf("generation: %s of workload %q is outdated, this node has %s", in, id, held)
+	case buried != none && !buried.Less(in):
+		return fencedf("generation: %s of workload %q is outdated, it was deleted at %s", in, id, buried)
+	}
+	return nil
+}
+
+// judgeDelete is the second fence for deletes: one that is older than what is held is about a former
+// assignment.
+func judgeDelete(id string, held, in workload.Generation, standalone bool) *Refusal {
+	return judgeApply(id, held, workload.Generation{}, in, standalone)
+}

@@ -1,0 +1,305 @@
+package core
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/persys/compute/agent/workload"
+)
+
+func (x *step) answer(a Answer) { x.do(a) }
+
+func (x *step) refuse(no *Refusal) { x.answer(Answer{Refusal: no}) }
+
+// admit passes the first fence. It stores the sender's epoch, also if the order is refused for another
+// reason: the leadership exists all the same.
+func (x *step) admit(from Sender) *Refusal {
+	if no := JudgeNode(x.Node, from.Node); no != nil {
+		return no
+	}
+	if no := judgeInstance(x.Meta.InstanceID, from.Instance); no != nil {
+		return no
+	}
+	next, no := judgeEpoch(x.Meta.Epoch, x.Standalone, from.Epoch)
+	if no == nil && next != x.Meta.Epoch {
+		x.setEpoch(next)
+	}
+	return no
+}
+
+func (x *step) setEpoch(e Epoch) {
+	x.Meta.Epoch = e
+	x.writeMeta()
+	x.rebind()
+}
+
+func (x *step) writeMeta() {
+	meta := x.Meta
+	x.write(true).Meta = &meta
+}
+
+// rebind asks for drivers that label with the cluster's own id, while no instance carries another.
+func (x *step) rebind() {
+	cluster := x.Meta.Epoch.ClusterID
+	if x.Bound == "" || cluster == "" || cluster == x.Bound || cluster == x.rebinding || x.Meta.Engine != "" && x.ordered() {
+		return
+	}
+	x.rebinding = cluster
+	x.do(Rebind{cluster})
+}
+
+// call judges who calls. A read changes nothing, so a read without epoch is answered.
+func (x *step) call(c Call) {
+	if no := JudgeNode(x.Node, c.Sender.Node); no != nil {
+		x.refuse(no)
+		return
+	}
+	if c.Epoch == nil {
+		if c.Changes && !x.Standalone && x.Meta.Epoch.Owned() {
+			x.refuse(fencedf("epoch: is missing, and this node belongs to a cluster whose schedulers name theirs"))
+			return
+		}
+		x.answer(Answer{})
+		return
+	}
+	x.answer(Answer{Refusal: x.admit(Sender{Epoch: c.Epoch})})
+}
+
+// heard judges the answer of a scheduler. One from another cluster, or from a leadership that another
+// one has superseded, does not count.
+func (x *step) heard(h Heard) {
+	got := Epoch{ClusterID: h.ClusterID}
+	if h.Epoch != nil && h.Epoch.Owned() {
+		got = *h.Epoch
+		got.ClusterID = cmp.Or(got.ClusterID, h.ClusterID)
+	}
+	known := x.Meta.Epoch
+	switch {
+	case got.ClusterID == "": // a legacy v1 scheduler
+	case known.ClusterID != "" && known.ClusterID != got.ClusterID:
+		x.refuse(fencedf("this node belongs to cluster %q, the answer is from cluster %q", known.ClusterID, got.ClusterID))
+		return
+	case otherShard(known, got):
+		x.refuse(fencedf("this node belongs to shard %q, the answer is from shard %q of cluster %q", known.Shard, got.Shard, got.ClusterID))
+		return
+	case got.Owned() && got.Less(known):
+		x.refuse(fencedf("answered by epoch %s, which %s has superseded", got, known))
+		return
+	default:
+		got.Shard = cmp.Or(got.Shard, known.Shard)
+		if known.ClusterID != got.ClusterID || known.Shard != got.Shard || known.Less(got) {
+			x.setEpoch(got)
+		} else {
+			x.rebind()
+		}
+	}
+	x.answer(Answer{})
+}
+
+// apply judges an order, stores it, and asks for the work.
+func (x *step) apply(o Order) {
+	if o.OnLostLease == "stop" {
+		if !x.Settings.Fencer {
+			x.refuse(Refusedf("on_lost_lease: stop needs a self-fencing node, this one is not: PERSYS_GUARD is off"))
+			return
+		}
+		if o.Running && slices.Contains(x.fencer.lacks, o.Kind) {
+			x.refuse(Refusedf("on_lost_lease: stop: the settings of this node's guard leave out what it would have to stop: %s", o.Kind))
+			return
+		}
+	}
+	if no := x.admit(o.Sender); no != nil {
+		x.refuse(no)
+		return
+	}
+	w, tomb := x.Get(o.ID), x.Tombstone(o.ID)
+	var old *Intent
+	var held, buried workload.Generation
+	if w != nil && w.Intent != nil {
+		old, held = w.Intent, w.Intent.Generation
+	}
+	if tomb != nil {
+		buried = tomb.Generation
+	}
+	if no := judgeApply(o.ID, held, buried, o.Generation, x.Standalone); no != nil {
+		x.refuse(no)
+		return
+	}
+	if x.Draining && old == nil {
+		x.refuse(Refusedf("node %q is draining: it takes no new workloads", x.Node))
+		return
+	}
+	if _, ok := x.Engine(o.Kind); !ok {
+		x.refuse(Refusedf("runtime not available: %s", o.Kind))
+		return
+	}
+	next := follow(old, o, x.now)
+	if no := x.room(next, old, o.Room); no != nil {
+		x.refuse(no)
+		return
+	}
+	if tomb.open() && old == nil {
+		next.Recreate = true // the delete is not carried out yet
+		next.KeepVolumes, next.KeepShared = tomb.KeepVolumes, tomb.KeepShared
+	}
+	if old == nil && w != nil && w.Kind != o.Kind {
+		next.PreviousTypes = []workload.Kind{w.Kind}
+		next.KeepVolumes = next.KeepVolumes || !tomb.open() // nobody has deleted the volumes of an orphan
+	}
+	newer := old == nil || old.Generation.Less(next.Generation)
+	if !x.coverOrder(w, next, newer) {
+		return
+	}
+	x.accept(o, w, old, next, newer)
+}
+
+// accept takes an order that has been judged.
+func (x *step) accept(o Order, w *Workload, old, next *Intent, newer bool) {
+	skip := old != nil && next.sameOrder(old) && !w.Task.Open() && w.settled()
+	if !skip || !next.sameRecord(old) || x.writes {
+		x.write(true).Intents = append(x.store.Intents, next)
+		if t := x.Tombstone(o.ID); t.open() {
+			x.setTombstone(*t.closed())
+		}
+	} else {
+		next = old
+	}
+	if w == nil {
+		w = x.add(o.ID, o.Kind)
+	}
+	w = x.edit(w)
+	if w.Kind != o.Kind {
+		w.Kind, w.Observed = o.Kind, nil
+	}
+	w.Intent = next
+	if j, _ := x.jobs.Get(o.ID); j.act != nil && old != nil && !next.sameEffect(old) {
+		x.do(Cancel{Act: j.act, Starting: true})
+	}
+	// A guarded workload that waits needs a newer order than it has: the same order may be from before it
+	// was stopped.
+	if w.Waiting() && (newer || !next.Guarded()) {
+		w.memory.waits, w.memory.lapsed = false, false
+		x.due(o.ID, x.now)
+	}
+	if skip {
+		x.publish(w)
+		x.answer(Answer{Skipped: true, Message: "unchanged", Intent: next, Status: w.Status})
+		return
+	}
+	t := NewTask(ActionApply, o.ID, x.now)
+	x.supersede(w.Task, t)
+	w.Task, w.memory.asked, w.Failure = t, true, Failure{}
+	x.publish(w)
+	x.due(o.ID, x.now)
+	x.answer(Answer{Message: "queued", Intent: next, Task: t})
+}
+
+// room refuses an order that does not fit: the promises of all orders together, against what this node
+// offers. Momentary use decides nothing. An order that asks for no more than the one before it fits, so
+// that smaller settings stop nothing. Schedulers that know the settings place nothing beyond them; this
+// is for the others, and for a standalone agent.
+func (x *step) room(next, old *Intent, offers *[3]Room) *Refusal {
+	if offers == nil {
+		return nil
+	}
+	wants, had, held := next.promises(), [3]int64{}, [3]int64{}
+	if old != nil {
+		had = old.promises()
+	}
+	for w := range x.State.Workloads() {
+		if w.Intent != nil && w.ID != next.ID {
+			for i, n := range w.Intent.promises() {
+				held[i] += n
+			}
+		}
+	}
+	for i, l := range offers {
+		if wants[i] <= had[i] || held[i]+wants[i] <= l.Offer {
+			continue
+		}
+		return &Refusal{Class: workload.InsufficientResources, Message: fmt.Sprintf(
+			"%s: %s: needs %d %s, %d of the %d that node %q offers are promised (it has %d, keeps %d for itself, and promises %d %% of the rest: PERSYS_RESOURCE_THRESHOLD)",
+			workload.InsufficientResources, l.Resource, wants[i], l.Unit, held[i], l.Offer, x.Node, l.Total, l.Reserved, x.Threshold)}
+	}
+	return nil
+}
+
+// delete judges a delete, stores it, and asks for the work. The tombstone is stored even if nothing is
+// here: an older apply may still be on its way.
+func (x *step) delete(d Delete) {
+	if no := x.admit(d.Sender); no != nil {
+		x.refuse(no)
+		return
+	}
+	w, tomb := x.Get(d.ID), x.Tombstone(d.ID)
+	var old *Intent
+	var open *Task
+	if w != nil {
+		old, open = w.Intent, w.Task
+	}
+	if open == nil {
+		open = x.openTask(d.ID)
+	}
+	if old != nil {
+		if no := judgeDelete(d.ID, old.Generation, d.Generation, x.Standalone); no != nil {
+			x.refuse(no)
+			return
+		}
+	}
+	grave := Tombstone{ID: d.ID, Generation: d.Generation, DeletedAt: x.now, KeepVolumes: d.KeepVolumes}
+	// A legacy v1 scheduler also deletes what it has placed elsewhere, and does not say so.
+	grave.KeepShared = d.Epoch == nil && !x.Standalone
+	if old != nil && grave.Generation.Less(old.Generation) {
+		grave.Generation = old.Generation // a standalone agent is told no generation
+	}
+	if tomb != nil && grave.Generation.Less(tomb.Generation) {
+		grave.Generation = tomb.Generation
+	}
+	known := len(x.engines) > 0
+	for _, e := range x.engines {
+		known = known && e.Listed
+	}
+	gone := Answer{Absent: true, Message: "nothing of it is here"}
+	if w == nil && known && !tomb.open() {
+		if x.writes || tomb == nil || grave.Generation != tomb.Generation {
+			grave.Done = true
+			x.setTombstone(x.reportGone(grave))
+		}
+		x.answer(gone)
+		return
+	}
+	queued := Answer{Message: "queued"}
+	again := old != nil && old.Deleting || old == nil && tomb.open()
+	if again && !x.writes && tomb != nil && grave.Generation == tomb.Generation && (old == nil || !d.Purge || old.Purge) &&
+		grave.KeepVolumes == tomb.KeepVolumes && grave.KeepShared == tomb.KeepShared {
+		x.answer(queued)
+		return
+	}
+	t := NewTask(ActionDelete, d.ID, x.now)
+	if again && open.Open() && open.Action == ActionDelete {
+		t = open // the same work
+	}
+	x.supersede(open, t)
+	x.setTombstone(grave)
+	if w != nil {
+		w = x.edit(w)
+		w.Task = t
+		if old != nil {
+			next := *old
+			next.Deleting, next.Purge, next.UpdatedAt = true, old.Purge || d.Purge, x.now
+			next.KeepVolumes, next.KeepShared = grave.KeepVolumes, grave.KeepShared
+			if next.Generation.Less(d.Generation) {
+				next.Generation = d.Generation
+			}
+			w.Intent, w.Failure = &next, Failure{}
+			x.write(true).Intents = append(x.store.Intents, &next)
+			if j, _ := x.jobs.Get(d.ID); j.act != nil {
+				x.do(Cancel{Act: j.act, Starting: true})
+			}
+		}
+		x.publish(w)
+	}
+	x.due(d.ID, x.now)
+	x.answer(queued)
+}

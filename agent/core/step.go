@@ -1,0 +1,230 @@
+package core
+
+import (
+	"slices"
+	"time"
+
+	"github.com/persys/compute/agent/workload"
+)
+
+// Step applies one input.
+func Step(s State, in Input) (State, []Effect) {
+	s.workloads, s.tombs, s.tasks, s.jobs = s.workloads.Copy(), s.tombs.Copy(), s.tasks.Copy(), s.jobs.Copy()
+	s.engines = slices.Clone(s.engines)
+	s.fencer.extra = slices.Clone(s.fencer.extra)
+	x := &step{State: s, now: in.Now, clock: in.Clock, fresh: map[*Workload]bool{}}
+	x.event(in.Event)
+	x.cover()
+	x.begin()
+	x.arm()
+	if x.writes {
+		x.effects = append([]Effect{x.store}, x.effects...)
+	}
+	return x.State, x.effects
+}
+
+// step is one Step under way: the State that it changes, and what it has found to be done.
+type step struct {
+	State
+	now     time.Time
+	clock   time.Duration
+	store   Store
+	writes  bool
+	effects []Effect
+	fresh   map[*Workload]bool // copies made in this step
+}
+
+func (x *step) event(e Event) {
+	switch e := e.(type) {
+	case Start:
+		x.start()
+	case Apply:
+		x.apply(e.Order)
+	case Delete:
+		x.delete(e)
+	case Call:
+		x.call(e)
+	case Heard:
+		x.heard(e)
+	case Leased:
+		x.leased(e.Until)
+	case Drain:
+		x.Draining = e.On
+	case Engines:
+		x.setEngines(e)
+	case Probed:
+		x.probed(e)
+	case Listed:
+		x.listed(e)
+	case Looked:
+		x.looked(e)
+	case Done:
+		x.done(e)
+	case Wake:
+		x.due(e.ID, x.now)
+	case StoreFailed:
+		x.storeFailed(e.ID)
+	case Progress:
+		if w := x.Get(e.ID); w != nil && w.busy != e.Text {
+			w = x.edit(w)
+			w.busy = e.Text
+			x.publish(w)
+		}
+	case Checked:
+		if w := x.Get(e.ID); w != nil && w.watched != "" {
+			w = x.edit(w)
+			w.health, w.detail = e.State, e.Detail
+			x.publish(w)
+		}
+	case Measured:
+		x.measured(e)
+	case FencerMet:
+		x.fencerMet(e)
+	case FencerDue:
+		x.fencerDue()
+	case FencerAnswered:
+		x.fencerAnswered(e)
+	case Record:
+		x.putTask(e.Task)
+	case Forget:
+		x.forgetFailed(e.Intent)
+	case Prune:
+		x.prune()
+	}
+}
+
+func (x *step) do(e Effect) { x.effects = append(x.effects, e) }
+
+func (x *step) notice(warn bool, text string, args ...any) { x.do(Notice{warn, text, args}) }
+
+// write adds to the step's Store.
+func (x *step) write(required bool) *Store {
+	x.writes = true
+	x.store.Required = x.store.Required || required
+	return &x.store
+}
+
+// edit is a copy of a workload that this step may change.
+func (x *step) edit(w *Workload) *Workload {
+	if x.fresh[w] {
+		return w
+	}
+	next := *w
+	x.fresh[&next] = true
+	x.workloads.Set(w.ID, &next)
+	return &next
+}
+
+func (x *step) add(id string, kind workload.Kind) *Workload {
+	w := &Workload{ID: id, Kind: kind}
+	x.fresh[w] = true
+	x.workloads.Set(id, w)
+	return w
+}
+
+// forget drops a workload that is no more.
+func (x *step) forget(w *Workload) {
+	x.workloads.Delete(w.ID)
+	if w.watched != "" {
+		x.do(Unwatch{w.ID})
+	}
+}
+
+// putTask adds or replaces a task, in memory and in the file. A file that takes no history is no reason
+// to stop working.
+func (x *step) putTask(t *Task) {
+	x.tasks.Set(t.key(), t)
+	x.write(false).Tasks = append(x.store.Tasks, t)
+	if !t.Open() && t.Action != ActionGC {
+		x.do(TaskEnded{t})
+	}
+}
+
+// supersede ends a task that is still open when another one takes its place, and adds that one.
+func (x *step) supersede(open, t *Task) {
+	if open.Open() && open != t {
+		old := open.Ended("superseded by "+t.ID, false, x.now)
+		x.tasks.Set(old.key(), old)
+		x.write(true).Tasks = append(x.store.Tasks, old)
+	}
+	x.tasks.Set(t.key(), t)
+	x.write(true).Tasks = append(x.store.Tasks, t)
+}
+
+// openTask is the newest open task of a workload; nil if there is none.
+func (x *step) openTask(id string) *Task {
+	for t := range x.TasksNewestFirst() {
+		if t.Workload == id && t.Open() {
+			return t
+		}
+	}
+	return nil
+}
+
+func (x *step) setTombstone(t Tombstone) {
+	x.tombs.Set(t.ID, &t)
+	x.write(true).Tombstones = append(x.store.Tombstones, &t)
+}
+
+// reportGone makes a tombstone due for a heartbeat.
+func (x *step) reportGone(t Tombstone) Tombstone {
+	x.Version++
+	t.version = x.Version
+	x.do(Changed{})
+	return t
+}
+
+// start asks for the work on everything that was restored.
+func (x *step) start() {
+	for w := range x.State.Workloads() {
+		x.due(w.ID, x.now)
+	}
+	for t := range x.State.Tombstones() {
+		if t.open() {
+			x.due(t.ID, x.now)
+		}
+	}
+}
+
+// forgetFailed drops an order if it still is the one that failed.
+func (x *step) forgetFailed(in *Intent) {
+	w := x.Get(in.ID)
+	if w == nil || w.Intent != in || w.Observed != nil {
+		return
+	}
+	x.write(true).Forget = append(x.store.Forget, in.ID)
+	x.forget(w)
+}
+
+func (x *step) prune() {
+	over := x.tasks.Len() - MaxTasks
+	var tasks []*Task
+	for t := range x.Tasks() {
+		if over <= 0 && x.now.Sub(t.CreatedAt) <= maxTaskAge {
+			break
+		}
+		if !t.Open() {
+			tasks = append(tasks, t)
+			over--
+		}
+	}
+	var tombs []string
+	over = x.tombs.Len() - maxTombstones
+	for t := range x.State.Tombstones() {
+		if t.Done && (x.now.Sub(t.DeletedAt) > maxTombstoneAge || over > 0) {
+			tombs = append(tombs, t.ID)
+			over--
+		}
+	}
+	if len(tasks)+len(tombs) == 0 {
+		return
+	}
+	for _, t := range tasks {
+		x.tasks.Delete(t.key())
+	}
+	for _, id := range tombs {
+		x.tombs.Delete(id)
+	}
+	st := x.write(true)
+	st.DropTasks, st.DropTombstones = tasks, tombs
+}
