@@ -19,7 +19,9 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
+	"github.com/persys/compute/agent/core"
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/metrics"
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	"github.com/persys/compute/pki"
 )
@@ -76,13 +78,13 @@ func TestWhoMayCall(t *testing.T) {
 		{"health is for everybody", "somebody", "", "/grpc.health.v1.Health/Check", codes.OK},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			err := r.a.permit(caller(t, c.cn, c.uri), c.method, pki.DefaultMapping(""))
+			err := r.a.server.Permit(caller(t, c.cn, c.uri), c.method, pki.DefaultMapping(""))
 			if status.Code(err) != c.want {
 				t.Errorf("got %v, want %s", err, c.want)
 			}
 		})
 	}
-	if err := r.a.permit(context.Background(), list, pki.DefaultMapping("")); status.Code(err) != codes.Unauthenticated {
+	if err := r.a.server.Permit(context.Background(), list, pki.DefaultMapping("")); status.Code(err) != codes.Unauthenticated {
 		t.Errorf("without a certificate: %v", err)
 	}
 }
@@ -98,7 +100,7 @@ func TestClusterOfCertificates(t *testing.T) {
 		"persys://dev/scheduler/s1":   codes.OK,
 		"persys://other/scheduler/s1": codes.PermissionDenied,
 	} {
-		err := r.a.permit(caller(t, "x", uri), agentv1.AgentService_ApplyWorkload_FullMethodName, pki.DefaultMapping(""))
+		err := r.a.server.Permit(caller(t, "x", uri), agentv1.AgentService_ApplyWorkload_FullMethodName, pki.DefaultMapping(""))
 		if status.Code(err) != want {
 			t.Errorf("%s: got %v, want %s", uri, err, want)
 		}
@@ -149,19 +151,18 @@ func TestHealthAndMetrics(t *testing.T) {
 		}
 	}
 	have := map[string]bool{
-		"heartbeats_total":       true, // needs a scheduler: e2e, TestEveryMetricIsSet
-		"refused_by_limit_total": true, // needs a flood: e2e, TestHostilePeers
+		"heartbeats_total":                              true, // needs a scheduler: e2e, TestEveryMetricIsSet
+		"refused_by_limit_total":                        true, // needs a flood: e2e, TestHostilePeers
+		"garbage_collection_old_failed_workloads_found": true, // needs an hour: metrics, TestOldFailures
 	}
 	fenced := false
 	var missing []string
 	r.until(func() bool {
-		r.a.mu.Lock()
-		if w := r.a.workloads["bad"]; w != nil && w.report.status != nil {
-			w.report.status.UpdatedAt = time.Now().Add(-2 * oldFailure).Unix()
-		}
-		r.a.mu.Unlock()
-		r.a.queue.add("bad", time.Now()) // due, until the next turn looks at it
+		gathered := make(chan struct{})
+		r.hooks.set(func(h *hooks) { h.looked = func(driver.ID) { <-gathered } })
+		r.do(core.Wake{ID: "bad"}) // in work until the metrics are read
 		families, err := registry.Gather()
+		close(gathered)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -175,12 +176,12 @@ func TestHealthAndMetrics(t *testing.T) {
 		}
 		if have["garbage_collection_resources_deleted_total"] && have["garbage_collection_orphaned_resources_found"] && !fenced {
 			fenced = true
-			r.a.collectGarbage(context.Background(), false, false, "")
+			r.api.CollectGarbage(context.Background(), &agentv1.CollectGarbageRequest{})
 			r.apply("later", "sim/run", by(7), at(2))
 			r.apply("later", "sim/run", by(6), at(3))
 		}
 		missing = nil
-		for _, m := range Metrics() {
+		for _, m := range metrics.List() {
 			if name := strings.TrimPrefix(m.Name, "persys_agent_"); !have[name] {
 				missing = append(missing, name)
 			}

@@ -21,7 +21,9 @@ import (
 
 	agentv1 "github.com/persys/compute/api/agent/v1"
 
+	"github.com/persys/compute/agent/core"
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/store"
 )
 
 func TestApplyIsQueuedThenRuns(t *testing.T) {
@@ -304,7 +306,7 @@ func TestWhatWasGivenUpStaysSoAfterARestart(t *testing.T) {
 	r.apply("web", "sim/missing")
 	r.reaches("web", failing)
 	r.restart()
-	r.until(func() bool { return r.a.queue.depth() == 0 }, func() string { return "never idle" })
+	r.until(func() bool { return r.a.runner.State().Depth() == 0 }, func() string { return "never idle" })
 	if st := r.status("web"); st.ActualState != failing || st.Metadata["failure_reason"] != "INVALID_IMAGE" {
 		t.Errorf("after a restart: %v", st)
 	}
@@ -322,19 +324,20 @@ func TestAnAttemptIsNotPutOffByTheClock(t *testing.T) {
 	r.apply("web", "sim/run")
 	r.until(func() bool { return r.status("web").GetMetadata()["failure_reason"] != "" }, func() string { return "it does not fail" })
 	r.halt()
-	s, err := openStore(r.cfg.StatePath, false)
+	s, err := store.Open(r.cfg.StatePath, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	have, err := s.load()
+	have, err := s.Load()
 	if err != nil {
 		t.Fatal(err)
 	}
-	st := have.status["web"]
+	st := have.Status["web"]
 	st.Failure.Next = time.Now().Add(24 * time.Hour)
-	if err := errors.Join(s.update(func(w write) error {
-		return errors.Join(w.status(st), all(have.tasks, w.dropTask))
-	}), s.close()); err != nil {
+	if err := errors.Join(
+		s.WriteStatuses([]*core.Workload{{ID: "web", Kind: driver.Container, Intent: have.Intents[0], Status: st.Status, Failure: st.Failure}}),
+		s.Write(core.Store{DropTasks: have.Tasks}), s.Close(),
+	); err != nil {
 		t.Fatal(err)
 	}
 	r.hooks.set(func(h *hooks) { h.ensure = nil })
@@ -483,9 +486,9 @@ func TestProgressIsShown(t *testing.T) {
 	proceed := make(chan struct{})
 	finish := sync.OnceFunc(func() { close(proceed) })
 	r.hooks.ensure = func(spec driver.Spec) error {
-		r.a.progress(spec.ID, "pulling image: 1MiB of 2MiB")
+		r.progress(spec.ID, "pulling image: 1MiB of 2MiB")
 		<-proceed
-		r.a.progress(spec.ID, "")
+		r.progress(spec.ID, "")
 		return nil
 	}
 	r.start()
@@ -673,26 +676,6 @@ func TestTaskHistorySurvivesARestart(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-func TestNotStartedTasksHaveNoTimes(t *testing.T) {
-	if p := newTask(actionApply, "w", time.Unix(5, 0)).proto(); p.StartedAt != 0 || p.EndedAt != 0 || p.CreatedAt != 5 {
-		t.Errorf("got %v", p)
-	}
-}
-
-func TestHistoryIsBounded(t *testing.T) {
-	now := time.Now()
-	var tasks []*task
-	for i := range maxTasks + 10 {
-		tasks = append(tasks, newTask(actionApply, "w", now.Add(time.Duration(i-maxTasks)*time.Second)).ended("", false, now))
-	}
-	tasks = append(tasks, newTask(actionApply, "old", now.Add(-8*24*time.Hour)).ended("", false, now))
-	h := newHistory(tasks)
-	h.drop(h.excess(now))
-	if len(h.list) != maxTasks || h.list[0].Workload == "old" {
-		t.Errorf("%d tasks are kept, the oldest for %q", len(h.list), h.list[0].Workload)
 	}
 }
 

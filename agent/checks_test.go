@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 
@@ -11,7 +10,6 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 
 	"github.com/persys/compute/agent/driver"
-	"github.com/persys/compute/rpc/dial"
 )
 
 // checking gives a workload a health check.
@@ -60,7 +58,7 @@ func TestHealthChecks(t *testing.T) {
 	r.says("web", "running, health check: healthy")
 	r.delete("web")
 	r.gone("web")
-	if state, _ := r.a.checks.State("web"); state != "" {
+	if state, _ := r.a.runner.Checks().State("web"); state != "" {
 		t.Errorf("a deleted workload is still %s", state)
 	}
 }
@@ -83,7 +81,7 @@ func TestWhatIsSaidOfAWorkloadCanBeSent(t *testing.T) {
 	if st := r.reaches("fails", failing); !strings.Contains(st.Message, "gr\ufffder") {
 		t.Errorf("the reason is %q", st.Message)
 	}
-	list, _ := r.a.changes(true, true, 0, testNow)
+	list := r.a.session.Reports()
 	actions, err := r.api.ListActions(t.Context(), &agentv1.ListActionsRequest{})
 	if err != nil {
 		t.Fatal(err)
@@ -92,24 +90,5 @@ func TestWhatIsSaidOfAWorkloadCanBeSent(t *testing.T) {
 		if _, err := proto.Marshal(m); err != nil {
 			t.Error(err)
 		}
-	}
-}
-
-// TestAHeartbeatFits: everything on a node fails at once, with the longest of messages.
-func TestAHeartbeatFits(t *testing.T) {
-	r := newRig(t).start()
-	words := strings.Repeat("no space left on device ", driver.MaxMetadata/24) + "the end"
-	r.a.mu.Lock()
-	for i := range 600 {
-		id := fmt.Sprintf("w-%d", i)
-		r.a.workloads[id] = &workload{id: id, report: report{status: &agentv1.WorkloadStatus{Id: id, Message: words}, class: driver.StorageProvisionFailed}}
-	}
-	r.a.mu.Unlock()
-	list, _ := r.a.changes(true, true, 0, testNow)
-	if n := proto.Size(&controlv1.HeartbeatRequest{WorkloadStatuses: list}); n > dial.MaxMessage {
-		t.Errorf("%d bytes, at most %d are sent", n, dial.MaxMessage)
-	}
-	if got := list[0].GetReason().GetMessage(); !strings.HasSuffix(got, "the end") || len(got) < 500 {
-		t.Errorf("what is left of a message: %q", got)
 	}
 }

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -17,55 +16,42 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 	"google.golang.org/grpc"
 
+	"github.com/persys/compute/agent/core"
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/garbage"
+	"github.com/persys/compute/agent/host"
+	"github.com/persys/compute/agent/runner"
+	"github.com/persys/compute/agent/session"
+	"github.com/persys/compute/agent/spec"
+	"github.com/persys/compute/agent/volume"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/limits"
-
-	"github.com/persys/compute/agent/driver"
-	"github.com/persys/compute/agent/host"
-	"github.com/persys/compute/agent/volume"
 )
 
-// Control is what the agent says to the schedulers; controlv1.AgentControlClient satisfies it.
-// Any replica may answer any call.
-type Control interface {
-	RegisterNode(context.Context, *controlv1.RegisterNodeRequest, ...grpc.CallOption) (*controlv1.RegisterNodeResponse, error)
-	Heartbeat(context.Context, *controlv1.HeartbeatRequest, ...grpc.CallOption) (*controlv1.HeartbeatResponse, error)
-}
-
-// Binding is what a driver must know of the agent that uses it.
-type Binding struct {
-	// ClusterID is for labels: the cluster's id, or Unbound while none is known. It changes only
-	// while the agent holds no workloads; then the drivers are made again.
-	ClusterID string
-	NodeID    string
-	// Owns says whether the agent's store claims a workload, for instances without node label.
-	Owns func(driver.ID) bool
-	// Taken says whether a workload of a kind was taken over from a legacy v1 agent: one without any mark may
-	// be its instance, where nothing but the name tells.
-	Taken func(driver.Kind, driver.ID) bool
-	// Content says which content an instance without content label has, if the store knows.
-	Content func(id driver.ID, runtimeID string) (string, bool)
-	// Progress shows in the status what a driver is busy with for a workload, until it is told "". It
-	// does not block for long, and only changes of the status are reported.
-	Progress func(id driver.ID, text string)
-	// Pulled is told of each image that a driver pulled and that had not been on the machine before; or
-	// that it renewed, with the id of the image that had the name until then.
-	Pulled func(ref, before string)
-}
+// Names of the packages below that callers need to make an agent.
+type (
+	// Control is the schedulers' API.
+	Control = session.Control
+	// Binding is what a driver must know of the agent that uses it.
+	Binding = runner.Binding
+	// Factory makes the drivers.
+	Factory = runner.Factory
+	// Fencer stops workloads when the lease ends.
+	Fencer = runner.Fencer
+	// GC is how an agent cleans up after itself.
+	GC = garbage.Config
+	// SessionState is how the conversation with the schedulers stands.
+	SessionState = session.State
+	// Epoch is one leadership of one cluster.
+	Epoch = core.Epoch
+)
 
 // Unbound is the cluster id on labels while the agent has met no scheduler that names a cluster.
-const Unbound = "unbound"
+const Unbound = runner.Unbound
 
-// Factory makes the drivers, one for each kind at most. It is called once at the start and again
-// when the cluster becomes known. Drivers that have a method Close() error are closed when
-// replaced and at the end.
-type Factory func(Binding) ([]driver.Driver, error)
-
-// Fixed is a Factory for drivers that need no binding.
-func Fixed(drivers ...driver.Driver) Factory {
-	return func(Binding) ([]driver.Driver, error) { return drivers, nil }
-}
+// DefaultGuardGrace is what a fencer gives a workload to end by itself.
+const DefaultGuardGrace = core.DefaultGrace
 
 // Config of an agent. Zero values mean the defaults named.
 type Config struct {
@@ -140,7 +126,7 @@ type Config struct {
 	Threshold int
 	// Guard stops workloads with on_lost_lease: stop when the lease ends, also without this process.
 	// Nil: such workloads are refused.
-	Guard Guard
+	Guard Fencer
 	// Host measures the machine; default host.New("/").
 	Host host.Host
 
@@ -178,25 +164,8 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// GC is how an agent cleans up after itself.
-type GC struct {
-	// Every is the time between runs; 0 means that only a person starts one.
-	Every time.Duration
-	// Orphans are also removed by periodic runs: instances of ours that nobody ordered.
-	Orphans bool
-	// FailedAfter forgets a workload that failed for good this long ago, if the schedulers are existing
-	// ones, which leave that to agents; default 1 h.
-	FailedAfter time.Duration
-	// VolumesAfter deletes a volume without retain policy that was released this long ago; default 72 h.
-	VolumesAfter time.Duration
-	// Settled is how old a thing is before it can be garbage; default 1 min.
-	Settled time.Duration
-	// ImageBudget is how many bytes of images that the agent pulled may lie unused; 0 = any number.
-	ImageBudget int64
-}
-
 func (c *Config) complete() error {
-	if err := checkID("NodeID", c.NodeID); err != nil {
+	if err := spec.CheckID("NodeID", c.NodeID); err != nil {
 		return err
 	}
 	if c.Tracer == nil {
@@ -271,8 +240,13 @@ func (c *Config) complete() error {
 	return nil
 }
 
-func (c *Config) policy() retryPolicy {
-	return retryPolicy{base: c.RetryBase, max: c.RetryMax, limit: c.RetryLimit, stable: c.StableAfter, endless: c.Control == nil}
+// core is what the agent's core has to know of the settings.
+func (c *Config) core() core.Settings {
+	return core.Settings{
+		Node: c.NodeID, Standalone: c.Control == nil, Fencer: c.Guard != nil, Threshold: c.Threshold,
+		Concurrency: c.Concurrency, StopGrace: c.StopGrace,
+		Policy: core.Policy{Base: c.RetryBase, Max: c.RetryMax, Limit: c.RetryLimit, Stable: c.StableAfter, Endless: c.Control == nil},
+	}
 }
 
 // NodeID resolves the setting PERSYS_NODE_ID: empty means the host name, "auto" the host name and
@@ -280,7 +254,7 @@ func (c *Config) policy() retryPolicy {
 // none), for machines that share host names.
 func NodeID(setting string) (string, error) {
 	if setting != "" && setting != "auto" {
-		return setting, checkID("PERSYS_NODE_ID", setting)
+		return setting, spec.CheckID("PERSYS_NODE_ID", setting)
 	}
 	id, err := os.Hostname()
 	if err != nil {
@@ -293,5 +267,5 @@ func NodeID(setting string) (string, error) {
 		}
 		id += "-" + suffix
 	}
-	return id, checkID("host name as PERSYS_NODE_ID", id)
+	return id, spec.CheckID("host name as PERSYS_NODE_ID", id)
 }

@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/persys/compute/agent/core"
 	"github.com/persys/compute/agent/driver"
 )
 
@@ -18,22 +19,26 @@ func TestASlowListIsNoNews(t *testing.T) {
 	r.reaches("web", running)
 	idle := func() {
 		t.Helper()
-		r.until(func() bool { return r.a.queue.depth() == 0 }, func() string { return "never idle" })
+		r.until(func() bool { return r.a.runner.State().Depth() == 0 }, func() string { return "never idle" })
 	}
 	idle()
 	looks := r.hooks.count("look web")
 	if looks == 0 {
 		t.Fatal("nobody looked at it alone")
 	}
-	r.a.mu.Lock()
-	e := r.a.engines[driver.Container]
-	r.a.mu.Unlock()
-	r.a.absorb(e, nil, began, nil)
+	list := func(began time.Time) {
+		t.Helper()
+		e, _ := r.a.runner.State().Engine(driver.Container)
+		if _, err := r.a.runner.Do(core.Listed{Kind: driver.Container, Bound: e.Bound, Began: began}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	list(began)
 	idle()
 	if n := r.hooks.count("look web"); n != looks {
 		t.Errorf("an older List without it had it looked at %d times more", n-looks)
 	}
-	r.a.absorb(e, nil, time.Now(), nil)
+	list(time.Now())
 	r.until(func() bool { return r.hooks.count("look web") > looks }, func() string { return "a newer List without it was no news" })
 	r.reaches("web", running)
 }
@@ -43,7 +48,7 @@ func (r *rig) settles() {
 	r.t.Helper()
 	synctest.Wait()
 	time.Sleep(time.Second)
-	r.until(func() bool { return r.a.queue.depth() == 0 }, func() string { return "never idle" })
+	r.until(func() bool { return r.a.runner.State().Depth() == 0 }, func() string { return "never idle" })
 }
 
 // TestAHintIsALookAtOne: what an engine hints at is looked at alone. The others are not, unless most of them

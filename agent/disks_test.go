@@ -14,6 +14,7 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/spec"
 	"github.com/persys/compute/testbed"
 )
 
@@ -99,7 +100,7 @@ func TestOverTheDiskLimit(t *testing.T) {
 	d.set("web", 1<<30, nil) // the limit itself is within it
 	r.until(func() bool { u, ok := r.a.used.Get("web"); return ok && u.Disk == 1<<30 }, func() string { return "not measured" })
 	r.reaches("web", running)
-	if told, _ := r.a.workloadUsage(0); len(told) != 1 || told[0].DiskBytes != 1<<30 || told[0].DiskLimitBytes != 1<<30 || told[0].DiskCapped {
+	if told, _ := r.a.session.WorkloadUsage(0); len(told) != 1 || told[0].DiskBytes != 1<<30 || told[0].DiskLimitBytes != 1<<30 || told[0].DiskCapped {
 		t.Errorf("the heartbeat tells %v", told)
 	}
 	d.set("web", 1<<30+200<<20, nil)
@@ -109,7 +110,7 @@ func TestOverTheDiskLimit(t *testing.T) {
 		t.Errorf("%s: %v", st.Message, st.Metadata)
 	}
 	stops := func() (n int) {
-		all, err := r.engine.Driver(driver.Identity{ClusterID: r.a.cluster(), NodeID: "node-a"}).List(context.Background())
+		all, err := r.engine.Driver(driver.Identity{ClusterID: r.a.runner.State().Bound, NodeID: "node-a"}).List(context.Background())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -155,22 +156,22 @@ func TestOverTheDiskLimit(t *testing.T) {
 
 // Volumes of a fixed size are limits of their own; plain folders count.
 func TestDiskLimitAndVolumes(t *testing.T) {
-	spec := func(disk int64, vols ...*agentv1.ManagedVolumeSpec) *intent {
+	limit := func(disk int64, vols ...*agentv1.ManagedVolumeSpec) *agentv1.WorkloadSpec {
 		s := container("img:1")
 		s.GetContainer().DiskGb, s.GetContainer().ManagedVolumes = disk, vols
-		return &intent{Type: driver.Container, spec: s}
+		return s
 	}
 	sized, plain := &agentv1.ManagedVolumeSpec{Name: "a", SizeGb: 3}, &agentv1.ManagedVolumeSpec{Name: "b"}
 	far := &agentv1.ManagedVolumeSpec{Name: "c", SizeGb: 3, Driver: "nfs"}
 	for _, c := range []struct {
-		in   *intent
+		in   *agentv1.WorkloadSpec
 		want int64
 	}{
-		{spec(0), 0}, {spec(5), 5}, {spec(5, sized), 2}, {spec(3, sized), 0}, {spec(1, sized), 0}, {spec(5, plain, far), 5},
-		{&intent{Type: driver.VM, spec: &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Vm{Vm: &agentv1.VMSpec{Disks: []*agentv1.DiskConfig{{SizeGb: 9}}}}}}, 0},
+		{limit(0), 0}, {limit(5), 5}, {limit(5, sized), 2}, {limit(3, sized), 0}, {limit(1, sized), 0}, {limit(5, plain, far), 5},
+		{&agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Vm{Vm: &agentv1.VMSpec{Disks: []*agentv1.DiskConfig{{SizeGb: 9}}}}}, 0},
 	} {
-		if got := c.in.diskLimit(); got != c.want<<30 {
-			t.Errorf("%v: %d, want %d GiB", c.in.spec, got, c.want)
+		if got, err := spec.Traits(c.in); err != nil || got.DiskLimit != c.want<<30 {
+			t.Errorf("%v: %d, %v, want %d GiB", c.in, got.DiskLimit, err, c.want)
 		}
 	}
 	r, d := measuring(t)
@@ -215,7 +216,7 @@ func TestResourceThreshold(t *testing.T) {
 	if out := r.apply("b", "img:1", limits(400, 5400, 54)); !out.Applied {
 		t.Errorf("what fits exactly is refused: %v", out)
 	}
-	intro := r.a.introduction().Capabilities
+	intro := r.a.session.Introduction().Capabilities
 	if intro.ResourceThresholdPercent != 80 || intro.CpuReservedMillicores != 1000 || intro.MemoryReservedMb != 192 || intro.DiskReservedGb != 20 {
 		t.Errorf("registered %v", intro)
 	}
@@ -242,21 +243,21 @@ func TestPoolsOfAnEngine(t *testing.T) {
 	r, d := pooling(t)
 	d.set(driver.Pool{Name: "fast", Type: "local", Total: 50 << 30, Used: 5 << 30}, driver.Pool{Name: "root", Type: "local", Total: 1 << 30})
 	names := func() (out []string) {
-		for _, p := range r.a.introduction().Capabilities.StoragePools {
+		for _, p := range r.a.session.Introduction().Capabilities.StoragePools {
 			out = append(out, fmt.Sprint(p.Name, " ", p.Type, " ", p.TotalGb))
 		}
 		return out
 	}
 	r.until(func() bool { return strings.Join(names(), ",") == "root local 100,fast local 50" }, func() string { return fmt.Sprint(names()) })
-	r.until(func() bool { return r.a.facts.Load() }, func() string { return "not to be registered anew" })
-	use := r.a.usage().StoragePools
+	r.until(func() bool { return r.a.runner.Registers(false) }, func() string { return "not to be registered anew" })
+	use := r.a.session.Usage().StoragePools
 	if len(use) != 2 || use[1].Name != "fast" || use[1].UsedGb != 5 {
 		t.Errorf("in use %v", use)
 	}
-	r.a.facts.Store(false)
+	r.a.runner.Registers(true)
 	d.fail(errors.New("away"))
 	d.awaitLook(t)
-	if got := names(); len(got) != 2 || r.a.facts.Load() {
+	if got := names(); len(got) != 2 || r.a.runner.Registers(false) {
 		t.Errorf("an engine that does not answer has lost its pools: %v", got)
 	}
 }

@@ -1,22 +1,23 @@
 // Package agent runs the workloads of one machine for the schedulers of one cluster.
 //
-// It is level-triggered. What should run is an intent in a bbolt file; what runs is what the
-// drivers list; decide, a pure function of the two, says the next step. Orders, engine events,
-// timers and the start of the process only ask for another look. So nothing is lost with a
-// process: an agent that was killed reads its intents, lists its engines and goes on, and what ran
-// meanwhile is adopted, never recreated.
+// It is level-triggered: orders say what should run, engines say what runs, and the core decides the next
+// step from both. Orders, engine events and timers only ask for another look. So a crash of the agent
+// loses nothing: the next process reads its file, lists its engines and goes on, and adopts what ran
+// meanwhile.
 //
-// Three promises hold at every moment:
+// Promises:
 //
-//   - An order is on disk before it is acknowledged, and the epoch that gave it before it is
-//     obeyed (fence.go; agent/DESIGN.md). Lower epochs, lower generations, other clusters
-//     and other nodes are refused, also after a restart.
-//   - Only what this agent was told to run, or what carries its labels, is ever touched. What an
-//     engine does not list for the moment, because it is away, is not forgotten.
-//   - Losing the schedulers stops nothing. A lease is the schedulers' business; the agent only
-//     registers anew.
+//   - An order is on disk before it is acknowledged, together with the epoch of its sender. Lower epochs,
+//     lower generations, other clusters and other nodes are refused, also after a restart.
+//   - The agent touches only what it was ordered to run and what carries its labels. It does not forget a
+//     workload because its engine does not answer.
+//   - Losing the schedulers stops nothing, but for workloads with on_lost_lease: stop.
 //
-// The pieces: store.go keeps the file, fence.go and decide.go are the two pure rules, converge.go
-// carries decisions out, server.go is the API to schedulers, session.go the conversation with
-// them.
+// The parts, which this package connects:
+//
+//   - core decides; it is a pure step that the simulator drives as well.
+//   - store keeps the file. spec reads orders and specifications.
+//   - runner holds the core's state and carries out its effects on drivers.
+//   - session talks to the schedulers, server answers them, fencer stops workloads without the agent.
+//   - garbage, health, usage, host, volume, credentials and metrics have one subject each.
 package agent

@@ -3,12 +3,10 @@ package agent
 import (
 	"slices"
 	"testing"
-	"time"
 
 	agentv1 "github.com/persys/compute/api/agent/v1"
 
 	"github.com/persys/compute/agent/driver"
-	"github.com/persys/compute/pki"
 )
 
 func exclusive(r *agentv1.ApplyWorkloadRequest) { r.Exclusive = true }
@@ -46,12 +44,12 @@ func TestExclusiveWaitsForAnOrderAfterARestart(t *testing.T) {
 				return
 			}
 			idle := func() {
-				r.until(func() bool { return r.a.queue.depth() == 0 }, func() string { return "never idle" })
+				r.until(func() bool { return r.a.runner.State().Depth() == 0 }, func() string { return "never idle" })
 			}
 			idle()
-			r.a.sweep(r.a.life)
+			r.a.runner.Sweep()
 			idle()
-			if st := r.reaches("db", halted); st.Message != waitsMessage || st.Generation.GetSequence() != 5 {
+			if st := r.reaches("db", halted); st.Message != "exclusive: waits for the scheduler's order after a restart" || st.Generation.GetSequence() != 5 {
 				t.Errorf("reported as %v", st)
 			}
 			if n := r.hooks.count("ensure db"); n != before {
@@ -109,29 +107,5 @@ func TestWhatBecomesExclusiveIsToldToItsEngine(t *testing.T) {
 	}
 	if n := r.hooks.count("remove db"); n != 0 {
 		t.Errorf("removed %d times", n)
-	}
-}
-
-// TestWhatWasExclusiveForAFormerAgentIsToldToItsEngine: such an agent gave its engine the same content either way.
-func TestWhatWasExclusiveForAFormerAgentIsToldToItsEngine(t *testing.T) {
-	key, err := pki.NewKey()
-	if err != nil {
-		t.Fatal(err)
-	}
-	req := &agentv1.ApplyWorkloadRequest{Id: "db", RevisionId: "r1", Spec: container("sim/run"), Content: "c1:a"}
-	var old *intent
-	for _, c := range []struct{ exclusive, told bool }{{true, true}, {false, true}, {false, false}, {true, true}} {
-		req.Exclusive = c.exclusive
-		in, err := follow(key, old, driver.Container, req, time.Now())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if told := old == nil || in.EngineContent != old.EngineContent; told != c.told {
-			t.Errorf("its engine is told %v with content %q, want %v", told, in.EngineContent, c.told)
-		}
-		if old == nil {
-			in.EngineContent = in.Content
-		}
-		old = in
 	}
 }

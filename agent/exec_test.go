@@ -144,7 +144,7 @@ func TestSessions(t *testing.T) {
 			t.Fatal(err)
 		}
 		cancel()
-		testbed.Until(t, "the end of the session", func() bool { return r.a.sessions.Load() == 0 })
+		testbed.Until(t, "the end of the session", func() bool { return r.a.server.Sessions() == 0 })
 	})
 	t.Run("a console greets", func(t *testing.T) {
 		s := open(t, c, &agentv1.ExecOpen{WorkloadId: "web", Console: true, Input: true})

@@ -15,7 +15,9 @@ import (
 
 	agentv1 "github.com/persys/compute/api/agent/v1"
 
+	"github.com/persys/compute/agent/core"
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/garbage"
 )
 
 // heap is the garbage of an engine, whichever drivers are bound to it one after the other.
@@ -102,9 +104,9 @@ func TestGarbage(t *testing.T) {
 	if got := c.gone(); !slices.Equal(got, []string{"web--old", "ghost"}) {
 		t.Errorf("removed %v", got)
 	}
-	acts, err := r.api.ListActions(context.Background(), &agentv1.ListActionsRequest{ActionType: actionGC})
+	acts, err := r.api.ListActions(context.Background(), &agentv1.ListActionsRequest{ActionType: core.ActionGC})
 	if err != nil || len(acts.Actions) != 2 || !strings.Contains(acts.Actions[0].Error, "leftover web--old: left by a replacement; asked for by persys://c1/user/ada") ||
-		acts.Actions[0].Status != taskCompleted || acts.Actions[0].EndedAt == 0 {
+		acts.Actions[0].Status != core.TaskCompleted || acts.Actions[0].EndedAt == 0 {
 		t.Errorf("history %v %v", acts, err)
 	}
 }
@@ -172,7 +174,9 @@ func TestFailedRecords(t *testing.T) {
 }
 
 // found is the look alone, past the fence.
-func (r *rig) found() []finding { return r.a.lookForGarbage(context.Background()).items }
+func (r *rig) found() []garbage.Finding {
+	return r.a.garbage.Collect(context.Background(), true, false, "").Items
+}
 
 // Actions of garbage collection survive a restart: the schedulers read them when they can.
 func TestRemovalIsDurable(t *testing.T) {
@@ -186,7 +190,7 @@ func TestRemovalIsDurable(t *testing.T) {
 	defer db.Close()
 	n := 0
 	_ = db.View(func(tx *bolt.Tx) error {
-		return tx.Bucket([]byte(bucketTasks)).ForEach(func(k, _ []byte) error {
+		return tx.Bucket([]byte("tasks")).ForEach(func(k, _ []byte) error {
 			if strings.HasPrefix(string(k), "gc-leftover-old-") {
 				n++
 			}

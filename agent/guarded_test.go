@@ -95,7 +95,7 @@ func TestAGuardedOrderNeedsALeaseAndAGuard(t *testing.T) {
 		t.Errorf("without a lease: %v", err)
 	}
 	g.set(func() { g.err = errors.New("away") }) // first: with a lease the guard may confirm at once
-	r.a.leased(fencer.Now() + time.Minute)
+	r.leased(fencer.Now() + time.Minute)
 	if err := order(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "away") {
 		t.Errorf("without a guard: %v", err)
 	}
@@ -110,7 +110,7 @@ func TestAGuardedOrderNeedsALeaseAndAGuard(t *testing.T) {
 	if !g.guards("db") {
 		t.Error("it runs and is not guarded")
 	}
-	caps := r.a.introduction().Capabilities
+	caps := r.a.session.Introduction().Capabilities
 	if !caps.SelfFencing || caps.FenceBoundSeconds != 15 {
 		t.Errorf("registered as self_fencing %v, bound %d s; want true and 15", caps.SelfFencing, caps.FenceBoundSeconds)
 	}
@@ -122,8 +122,8 @@ func TestAGuardThatCannotStopIt(t *testing.T) {
 	r, g := guardedRig(t)
 	g.st.Stops = []driver.Kind{driver.VM}
 	r.start()
-	r.a.leased(fencer.Now() + time.Minute)
-	fencing := func() bool { return r.a.introduction().Capabilities.SelfFencing }
+	r.leased(fencer.Now() + time.Minute)
+	fencing := func() bool { return r.a.session.Introduction().Capabilities.SelfFencing }
 	r.until(func() bool { g.mu.Lock(); defer g.mu.Unlock(); return len(g.heard) > 2 }, func() string { return "the guard is told nothing" })
 	if out := r.apply("db", "sim/run", stops, content("c1:a"), by(7), at(5)); out.Applied || !strings.Contains(out.Message, "container") {
 		t.Errorf("%v; want a refusal that says what cannot be stopped", out)
@@ -139,28 +139,30 @@ func TestAGuardThatCannotStopIt(t *testing.T) {
 	r.reaches("db", running)
 }
 
+// lapsed is reported of a workload that was stopped with the lease.
+const lapsed = "exclusive: stopped when the node's lease ended; waits for the scheduler's next order"
+
 func TestWhatLapsedStartsByANewerOrderOnly(t *testing.T) {
 	r, g := guardedRig(t)
 	r.start()
-	r.a.leased(fencer.Now() + time.Minute)
+	r.leased(fencer.Now() + time.Minute)
 	r.apply("db", "sim/run", stops, content("c1:a"), by(7), at(5))
 	r.apply("web", "sim/run", content("c1:a"), by(7), at(5))
 	r.reaches("db", running)
 	r.reaches("web", running)
 	g.lapse()
-	r.a.feedNow()
-	if st := r.reaches("db", halted); st.Message != lapsedMessage {
-		t.Errorf("%q, want %q", st.Message, lapsedMessage)
+	if st := r.reaches("db", halted); st.Message != lapsed {
+		t.Errorf("%q, want %q", st.Message, lapsed)
 	}
 	r.until(func() bool { g.mu.Lock(); defer g.mu.Unlock(); return g.confirm == 1 }, func() string { return "the lapse is never confirmed" })
 	r.reaches("web", running)
-	r.a.leased(fencer.Now() + time.Minute)
+	r.leased(fencer.Now() + time.Minute)
 	before := r.hooks.count("ensure db")
 	if out := r.apply("db", "sim/run", stops, content("c1:a"), by(7), at(5)); !out.Applied {
 		t.Errorf("the same order again: %v", out)
 	}
-	r.a.sweep(r.a.life)
-	r.until(func() bool { return r.a.queue.depth() == 0 }, func() string { return "never idle" })
+	r.a.runner.Sweep()
+	r.until(func() bool { return r.a.runner.State().Depth() == 0 }, func() string { return "never idle" })
 	if n := r.hooks.count("ensure db"); n != before {
 		t.Errorf("started %d times by an order from before the lapse", n-before)
 	}
@@ -174,11 +176,11 @@ func TestWhatLapsedStartsByANewerOrderOnly(t *testing.T) {
 func TestWithoutItsGuardTheAgentStopsByItself(t *testing.T) {
 	r, g := guardedRig(t)
 	r.start()
-	r.a.leased(fencer.Now() + time.Second)
+	r.leased(fencer.Now() + time.Second)
 	r.apply("db", "sim/run", stops, content("c1:a"), by(7), at(5))
 	r.reaches("db", running)
 	g.set(func() { g.err = errors.New("away") })
-	r.a.leased(fencer.Now() + time.Hour) // the schedulers extend it; the guard does not know
+	r.leased(fencer.Now() + time.Hour) // the schedulers extend it; the guard does not know
 	r.reaches("db", halted)
 }
 
@@ -196,7 +198,7 @@ func TestAfterARestartTheGuardSaysWhatMayGoOn(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			r, g := guardedRig(t)
 			r.start()
-			r.a.leased(fencer.Now() + time.Minute)
+			r.leased(fencer.Now() + time.Minute)
 			r.apply("db", "sim/run", stops, content("c1:a"), by(7), at(5))
 			r.reaches("db", running)
 			r.halt()
@@ -204,32 +206,10 @@ func TestAfterARestartTheGuardSaysWhatMayGoOn(t *testing.T) {
 			r.start()
 			r.reaches("db", c.want)
 			if c.want == running {
-				r.a.sweep(r.a.life)
+				r.a.runner.Sweep()
 				r.until(func() bool { return g.guards("db") }, func() string { return "it runs on and is not guarded" })
 				r.reaches("db", running)
 			}
 		})
-	}
-}
-
-// TestOneGuardAloneIsNotPromised: of two, either may be lost.
-func TestOneGuardAloneIsNotPromised(t *testing.T) {
-	now := time.Now()
-	var f fenceState
-	for _, c := range []struct {
-		name   string
-		after  time.Duration
-		second bool
-		want   bool
-	}{
-		{"the first has just started", 0, false, false},
-		{"there are two", time.Second, true, true},
-		{"the second is being started anew", time.Second + guardAway - 1, false, true},
-		{"it does not come", time.Second + guardAway, false, false},
-		{"it is back", 2 * guardAway, true, true},
-	} {
-		if f.heard(lease.Status{Second: c.second}, now.Add(c.after)); f.alive != c.want {
-			t.Errorf("%s: registered as self_fencing %t, want %t", c.name, f.alive, c.want)
-		}
 	}
 }

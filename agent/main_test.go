@@ -18,6 +18,7 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 
+	"github.com/persys/compute/agent/core"
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/sim"
 	"github.com/persys/compute/agent/host"
@@ -176,9 +177,6 @@ func newRig(t testing.TB, change ...func(*Config)) *rig {
 	return r
 }
 
-// testNow stands for a time that does not matter.
-var testNow = time.Unix(1_800_000_000, 0)
-
 // under makes the agent one of a cluster without running a session: it has schedulers that never
 // answer.
 func under(c Control) func(*Config) { return func(cfg *Config) { cfg.Control = c } }
@@ -209,7 +207,7 @@ func (r *rig) start() *rig {
 	r.t.Cleanup(r.halt)
 	r.t.Helper()
 	select {
-	case <-a.looked:
+	case <-a.runner.Looked():
 	case <-time.After(30 * time.Second):
 		r.t.Fatal("the agent did not look at its engines within 30 s")
 	}
@@ -319,6 +317,23 @@ func (r *rig) observed(id string) *driver.Observed {
 	}
 	return nil
 }
+
+// do gives the core an event.
+func (r *rig) do(e core.Event) {
+	r.t.Helper()
+	if _, err := r.a.runner.Do(e); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// leased grants a lease, as the schedulers do.
+func (r *rig) leased(until time.Duration) {
+	r.t.Helper()
+	r.do(core.Leased{Until: until})
+}
+
+// progress says what a driver is busy with.
+func (r *rig) progress(id driver.ID, text string) { r.do(core.Progress{ID: string(id), Text: text}) }
 
 func (r *rig) status(id string) *agentv1.WorkloadStatus {
 	out, err := r.api.GetWorkloadStatus(context.Background(), &agentv1.GetWorkloadStatusRequest{Id: id})

@@ -5,7 +5,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/persys/compute/agent/spec"
 	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/pki"
 )
 
 func TestBadOrdersAreRefusedInBand(t *testing.T) {
@@ -44,6 +46,10 @@ func TestBadOrdersAreRefusedInBand(t *testing.T) {
 func TestTheLimitOfAStackIsThatOfItsText(t *testing.T) {
 	text := func(n int) string { return "services: {}\n" + strings.Repeat("#", n) }
 	packed := func(n int) string { return base64.StdEncoding.EncodeToString([]byte(text(n))) }
+	key, err := pki.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
 	for name, c := range map[string]struct {
 		yaml  string
 		taken bool
@@ -51,7 +57,7 @@ func TestTheLimitOfAStackIsThatOfItsText(t *testing.T) {
 		"plain": {text(500 << 10), true}, "plain, too large": {text(512 << 10), false},
 		"packed": {packed(500 << 10), true}, "packed, too large": {packed(512 << 10), false},
 	} {
-		_, no := checkApply(&agentv1.ApplyWorkloadRequest{Id: "shop", Spec: &agentv1.WorkloadSpec{
+		_, no := spec.Order(key, &agentv1.ApplyWorkloadRequest{Id: "shop", Spec: &agentv1.WorkloadSpec{
 			Spec: &agentv1.WorkloadSpec_Compose{Compose: &agentv1.ComposeSpec{ComposeYaml: c.yaml}},
 		}})
 		if no == nil != c.taken {

@@ -16,6 +16,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/session"
 )
 
 func ids(h *controlv1.HeartbeatRequest) string {
@@ -116,7 +117,7 @@ func TestSessionIntervalIsTheServers(t *testing.T) {
 		}
 		n := len(s.beats)
 		s.mu.Unlock()
-		if want := n / (fullEvery + 1); full < want-1 || full > want+1 {
+		if want := n / (session.FullEvery + 1); full < want-1 || full > want+1 {
 			t.Errorf("%d of %d heartbeats are full, want about %d", full, n, want)
 		}
 		s.answer(func(*controlv1.HeartbeatRequest) (*controlv1.HeartbeatResponse, error) {
@@ -455,7 +456,7 @@ func TestWhatAnAgentOffers(t *testing.T) {
 				t.Fatal(err)
 			}
 			r.start()
-			if got := r.a.introduction().Capabilities.SupportedWorkloadTypes; !slices.Equal(got, []string{c.want}) {
+			if got := r.a.session.Introduction().Capabilities.SupportedWorkloadTypes; !slices.Equal(got, []string{c.want}) {
 				t.Errorf("it offers %q, want %q", got, c.want)
 			}
 		})

@@ -3,7 +3,6 @@ package agent
 import (
 	"bytes"
 	"context"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,8 +17,11 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	"github.com/persys/compute/pki"
 
+	"github.com/persys/compute/agent/core"
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/sim"
+	"github.com/persys/compute/agent/runner"
+	"github.com/persys/compute/agent/spec"
 	"github.com/persys/compute/testbed"
 )
 
@@ -133,55 +135,6 @@ func TestAnExistingAgentsFileIsTakenOver(t *testing.T) {
 	}
 }
 
-func TestSecretsAreSealedOnDisk(t *testing.T) {
-	key, err := pki.NewKey()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range []struct {
-		name string
-		kind driver.Kind
-		spec *agentv1.WorkloadSpec
-	}{
-		{"environment of a container", driver.Container, &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Container{Container: &agentv1.ContainerSpec{
-			Image: "x", Env: map[string]string{"TOKEN": "hunter2-secret"}}}}},
-		{"environment of a Compose project", driver.Compose, &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Compose{Compose: &agentv1.ComposeSpec{
-			ComposeYaml: "services: {a: {image: x, environment: {TOKEN: hunter2-secret}}}", Env: map[string]string{"TOKEN": "hunter2-secret"}}}}},
-		{"text of a Compose project in base64", driver.Compose, &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Compose{Compose: &agentv1.ComposeSpec{
-			ComposeYaml: base64.StdEncoding.EncodeToString([]byte("hunter2-secret"))}}}},
-		{"credentials in the URL of a Compose project", driver.Compose, &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Compose{Compose: &agentv1.ComposeSpec{
-			SourceType: "git", GitRepo: "https://user:hunter2-secret@git.example/stack.git", GitRef: "main"}}}},
-		{"cloud-init of a VM", driver.VM, &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Vm{Vm: &agentv1.VMSpec{
-			Name: "x", CloudInit: "hunter2-secret", CloudInitConfig: &agentv1.CloudInitConfig{
-				UserData: "hunter2-secret", MetaData: "hunter2-secret", NetworkConfig: "hunter2-secret", VendorData: "hunter2-secret"}}}}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			in, err := follow(key, nil, c.kind, &agentv1.ApplyWorkloadRequest{Id: "w", Spec: c.spec}, time.Now())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if raw := string(in.RawSpec); strings.Contains(raw, "hunter2") || strings.Contains(raw, base64.StdEncoding.EncodeToString([]byte("hunter2-secret"))) {
-				t.Errorf("on disk in plain: %s", raw)
-			}
-			back := *in
-			back.spec = nil
-			if err := back.open(key); err != nil {
-				t.Fatal(err)
-			}
-			if got, err := hashSpec(key, c.kind, back.spec, nil); err != nil || got != in.SpecHash {
-				t.Errorf("it does not come back as it was: %v, %v", back.spec, err)
-			}
-			other, err := pki.NewKey()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := back.open(other); err == nil || strings.Contains(err.Error(), "hunter2") {
-				t.Errorf("another key: %v", err)
-			}
-		})
-	}
-}
-
 // TestAStackSealedByAnOlderAgentIsSealedWhole: its environment was sealed, its text and its URL were not.
 func TestAStackSealedByAnOlderAgentIsSealedWhole(t *testing.T) {
 	r := newRig(t).start()
@@ -194,7 +147,7 @@ func TestAStackSealedByAnOlderAgentIsSealedWhole(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	record := func(in *intent) string { // as it is on disk
+	record := func(in map[string]any) string { // as it is on disk
 		t.Helper()
 		db, err := bolt.Open(r.cfg.StatePath, 0o600, &bolt.Options{Timeout: time.Second})
 		if err != nil {
@@ -203,7 +156,7 @@ func TestAStackSealedByAnOlderAgentIsSealedWhole(t *testing.T) {
 		defer db.Close()
 		var raw []byte
 		err = db.Update(func(tx *bolt.Tx) error {
-			b := tx.Bucket([]byte(bucketWorkloads))
+			b := tx.Bucket([]byte("workloads"))
 			if in != nil {
 				text, err := json.Marshal(in)
 				if err != nil {
@@ -226,8 +179,8 @@ func TestAStackSealedByAnOlderAgentIsSealedWhole(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	old := &intent{ID: "shop", Type: driver.Compose, RevisionID: "1", DesiredState: "stopped", RawSpec: arm,
-		SealedBy: key.ID(), SpecHash: "a1:x", EngineContent: "a1:x"}
+	old := map[string]any{"id": "shop", "type": "compose", "revision_id": "1", "desired_state": "stopped", "spec": json.RawMessage(arm),
+		"sealed_by": key.ID(), "spec_hash": "a1:x", "engine_content": "a1:x"}
 	if before := record(old); !strings.Contains(before, "hunter2") {
 		t.Fatalf("the record is not an older agent's: %s", before)
 	}
@@ -236,8 +189,8 @@ func TestAStackSealedByAnOlderAgentIsSealedWhole(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		in := a.workloads["shop"].intent
-		got := in.spec.GetCompose()
+		in := a.runner.State().Intent("shop")
+		got := spec.Of(in).GetCompose()
 		if got.ComposeYaml != text || got.GitRepo != repo || got.Env["TOKEN"] != "swordfish" || in.EngineContent != "a1:x" {
 			t.Errorf("it does not come back as it was: %v, content %s", got, in.EngineContent)
 		}
@@ -367,8 +320,8 @@ func TestOrdersAreNotAcknowledgedWithoutDisk(t *testing.T) {
 	r := newRig(t).start()
 	r.apply("web", "sim/run", content("c1:a"), by(1), at(1))
 	r.reaches("web", running)
-	r.until(func() bool { return r.a.queue.depth() == 0 }, func() string { return "never idle" })
-	if err := errors.Join(r.a.flush(), r.a.store.close()); err != nil {
+	r.until(func() bool { return r.a.runner.State().Depth() == 0 }, func() string { return "never idle" })
+	if err := errors.Join(r.a.runner.Flush(), r.a.store.Close()); err != nil {
 		t.Fatal(err)
 	}
 	req := &agentv1.ApplyWorkloadRequest{Id: "web", Spec: container("sim/run:2"), Content: "c1:b", Epoch: epoch(2), Generation: gen(2)}
@@ -395,19 +348,21 @@ func TestARestartIsDoneOnceWithoutDisk(t *testing.T) {
 	r.apply("web", "sim/run", content("c1:a"), revision("c1-0123456789abcdef"))
 	r.reaches("web", running)
 	r.hooks.set(func(h *hooks) {
-		h.ensure = func(driver.Spec) error { return r.a.store.close() } // it takes no more writes
+		h.ensure = func(driver.Spec) error { return r.a.store.Close() } // it takes no more writes
 	})
 	r.apply("web", "sim/run", content("c1:a"), revision("c1-0123456789abcdef-r1"))
 	r.reaches("web", running)
-	r.until(func() bool { return r.a.queue.depth() == 0 }, func() string { return "it is never left alone" })
+	r.until(func() bool { return r.a.runner.State().Depth() == 0 }, func() string { return "it is never left alone" })
 	if n := r.hooks.count("halt web"); n != 1 {
 		t.Errorf("stopped %d times, want once", n)
 	}
-	r.a.intentMu.Lock() // no flush is under way
-	r.a.mu.Lock()
-	clear(r.a.unsaved) // which the end of Run could not store either
-	r.a.mu.Unlock()
-	r.a.intentMu.Unlock()
+	stop := r.stop
+	r.stop = func() error { // its end cannot store the last reports either
+		if err := stop(); err != nil && !strings.Contains(err.Error(), "not open") {
+			return err
+		}
+		return nil
+	}
 }
 
 // TestEveryFormerTypeIsRemoved: while the container cannot be removed, its workload becomes something else.
@@ -426,17 +381,25 @@ func TestEveryFormerTypeIsRemoved(t *testing.T) {
 	del := func(r *rig) { r.delete("web") }
 	older := func(r *rig) { // leaves the file as a version that knew one former type did
 		r.halt()
-		s, err := openStore(r.cfg.StatePath, false)
+		db, err := bolt.Open(r.cfg.StatePath, 0o600, &bolt.Options{Timeout: time.Second})
 		if err != nil {
 			r.t.Fatal(err)
 		}
-		saved, err := s.load()
-		if err != nil {
-			r.t.Fatal(err)
-		}
-		in := saved.intents[0]
-		in.PreviousType, in.PreviousTypes = in.PreviousTypes[0], nil
-		if err := errors.Join(s.update(func(w write) error { return w.intent(in) }), s.close()); err != nil {
+		err = db.Update(func(tx *bolt.Tx) error {
+			b := tx.Bucket([]byte("workloads"))
+			var in map[string]any
+			if err := json.Unmarshal(b.Get([]byte("web")), &in); err != nil {
+				return err
+			}
+			in["previous_type"] = in["previous_types"].([]any)[0]
+			delete(in, "previous_types")
+			text, err := json.Marshal(in)
+			if err != nil {
+				return err
+			}
+			return b.Put([]byte("web"), text)
+		})
+		if err := errors.Join(err, db.Close()); err != nil {
 			r.t.Fatal(err)
 		}
 		r.start()
@@ -513,24 +476,25 @@ func TestTombstonesAreBounded(t *testing.T) {
 	r := newRig(t).start()
 	r.delete("young", func(d *agentv1.DeleteWorkloadRequest) { d.Epoch, d.Generation = epoch(1), gen(1) })
 	r.delete("old", func(d *agentv1.DeleteWorkloadRequest) { d.Epoch, d.Generation = epoch(1), gen(2) })
-	r.until(func() bool {
-		r.a.mu.Lock()
-		defer r.a.mu.Unlock()
-		return r.a.tombs["young"].Done && r.a.tombs["old"].Done
-	}, func() string { return "deletes never end" })
-	r.a.prune(time.Now().Add(maxTombstoneAge - time.Minute))
-	if n := len(r.a.tombs); n != 2 {
-		t.Errorf("%d tombstones are left before 7 days, want 2", n)
+	tomb := func(id string) *core.Tombstone { return r.a.runner.State().Tombstone(id) }
+	r.until(func() bool { return tomb("young").Done && tomb("old").Done }, func() string { return "deletes never end" })
+	const week = 7 * 24 * time.Hour
+	later, _ := core.Step(r.a.runner.State(), core.Input{Now: time.Now().Add(week - time.Minute), Event: core.Prune{}})
+	if later.Tombstone("young") == nil || later.Tombstone("old") == nil {
+		t.Error("a tombstone is gone before 7 days are over")
 	}
-	r.a.mu.Lock()
-	r.a.tombs["old"].DeletedAt = time.Now().Add(-maxTombstoneAge - time.Minute)
-	r.a.mu.Unlock()
-	r.a.prune(time.Now())
+	old := *tomb("old")
+	old.DeletedAt = time.Now().Add(-week - time.Minute)
+	if err := r.a.store.Write(core.Store{Tombstones: []*core.Tombstone{&old}}); err != nil {
+		t.Fatal(err)
+	}
+	r.restart()
+	r.a.runner.Sweep()
 	r.restart()
 	if out := r.apply("young", "sim/run", by(1), at(1)); out.Applied {
 		t.Error("a young tombstone was forgotten")
 	}
-	if _, ok := r.a.tombs["old"]; ok {
+	if tomb("old") != nil {
 		t.Error("an old tombstone is still there")
 	}
 }
@@ -566,7 +530,7 @@ func TestConfigErrorsNameTheField(t *testing.T) {
 		{"Advertise", Config{NodeID: "n", StatePath: filepath.Join(t.TempDir(), "s"), Control: leader()}},
 		{"RetryBase", Config{NodeID: "n", StatePath: filepath.Join(t.TempDir(), "s"), RetryBase: -1}},
 	} {
-		_, err := New(c.cfg, Fixed(engine.Driver(driver.Identity{})))
+		_, err := New(c.cfg, runner.Fixed(engine.Driver(driver.Identity{})))
 		if err == nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("want an error about %s, got %v", c.says, err)
 		}

@@ -16,19 +16,18 @@
 //   - The leader's loop is the scheduler's own control.Term: leases, dispatcher,
 //     reports, Confirms, planning and drift detection. Only time, the log and the
 //     network around it are modelled. In some runs the bounds of its queues are small.
-//   - An agent keeps on its modelled disk what the real one keeps in its file
-//     (epoch, intents, tombstones, open tasks). Fences, what an order leaves
-//     behind, the next step, the count of failures and the reported state come
-//     from agent.Rules; the session, the bookkeeping around them and the engine
-//     are modelled. An order is durable before it is answered, as there.
+//   - An agent is the real core (agent/core): its fences, its work, its reports and its side of the
+//     conversation with the fencer. Its session, its engine and its disk are modelled. With AgentCrash
+//     the process may die between any two effects of a step after an answer, so an order that is
+//     answered before it is stored is found.
 //   - Clocks: every replica has an offset, every machine an offset and a drift. A
 //     pause of a leader lets the clock run on, so leaving out its shift breaks
 //     nothing here.
 //
 // A world at rest is made to differ from the state (drift.go): an orphan, a disappearance
-// and another revision must each come on record and be closed once repaired. Existing runs are drawn without it.
-// So it is with stops that are refused, forgotten or not carried out (StopTrouble), and
-// with groups that are updated a few members at a time (Rollouts, rollouts.go).
+// and another revision must each come on record and be closed once repaired. Drift, StopTrouble (stops
+// that are refused, forgotten or not carried out) and Rollouts (groups that are updated a few members at
+// a time) are not part of AllFaults, because the committed seeds were drawn without them.
 //
 // # Running it
 //
@@ -38,10 +37,10 @@
 // the same promise, and the last lines of the trace about the workload and node.
 // testdata/seeds.txt holds the seeds that once failed, and what is known.
 //
-// Guards (Guards) hold the real guard.Book on the clock of their machine; which of
-// the two acts, or one that a supervisor starts, is a drawn delay, and how they speak
-// with the agent is modelled after agent/guarded.go. Their deaths are not: that one of
-// them acts in time is their tests' and e2e's to show.
+// Fencers (Guards) are the real lease.Step on the clock of their machine. One State stands for both
+// fencers of a node; which of the two acts, or whether a supervisor starts another one first, is a delay
+// that is drawn. Deaths of fencers are not modelled: tests of agent/fencer and e2e show that one of them
+// acts in time.
 //
 // Not modelled: legacy v1 peers of protocol 0, engines shared by two agents,
 // changes of a workload's type.

@@ -9,7 +9,6 @@ import (
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/sched"
 	"github.com/persys/compute/sched/control"
-	edge "github.com/persys/compute/spec"
 )
 
 // Drift: a world at rest is made to differ from the state in three ways. Each difference
@@ -25,28 +24,19 @@ func (l *leadership) list(e control.List) {
 	w, r, m := l.w, l.r, l.w.machine(e.Node)
 	l.after(int64(l.cfg.OrderDeadline), func() { l.step(control.Listed{ID: e.ID, Err: errUnknown}) })
 	w.send(&m.proc, func() bool { return !m.down[r.idx] }, func() {
-		listed := m.list()
+		listed := m.listed()
 		w.send(&r.proc, func() bool { return !m.up[r.idx] }, func() { l.step(control.Listed{ID: e.ID, Reports: listed}) })
 	})
 }
 
-// list is the agent's ListWorkloads.
-func (m *machine) list() (out []sched.Reported) {
-	for _, id := range keys(m.work) {
-		k := m.work[id]
-		if !k.said.some {
-			continue
+// listed is the agent's ListWorkloads.
+func (m *machine) listed() (out []sched.Reported) {
+	for x := range m.core.Workloads() {
+		if x.Status != nil {
+			r := m.reported(x)
+			r.Revision = x.Status.Revision
+			out = append(out, r)
 		}
-		r := sched.Reported{Workload: id, Observation: fsm.Observation{
-			State: edge.ActualOf(k.said.state), Generation: fsm.Generation(k.said.generation), Code: string(k.said.class),
-			Message: k.said.message, Retryable: !k.said.class.Permanent(), At: m.local(m.w.now),
-		}}
-		if in := m.disk.intents[id]; in != nil {
-			r.Revision = in.RevisionID
-		} else if k.observed != nil {
-			r.Revision = k.observed.Revision
-		}
-		out = append(out, r)
 	}
 	return out
 }
@@ -117,7 +107,7 @@ func (w *world) inject() (out []injected) {
 	w.truth.Workloads("", func(x *fsm.Workload) bool {
 		m := w.machine(x.Node)
 		flavour, _ := w.users.flavourOf(x.Content)
-		if m == nil || len(kinds) == 0 || x.Status != fsm.StatusRunning || flavour[:2] != "go" || m.disk.intents[x.ID] == nil || m.disk.open[x.ID] {
+		if m == nil || len(kinds) == 0 || x.Status != fsm.StatusRunning || flavour[:2] != "go" || m.disk.intents[x.ID] == nil || m.core.Get(x.ID).Task.Open() {
 			return true
 		}
 		kind := kinds[0]
@@ -126,13 +116,15 @@ func (w *world) inject() (out []injected) {
 			// The agent has lost its record of it, and the instance is gone.
 			delete(m.engine.has, x.ID)
 			delete(m.disk.intents, x.ID)
-			delete(m.disk.fails, x.ID)
-			delete(m.work, x.ID)
+			delete(m.disk.status, x.ID)
+			delete(m.disk.acknowledged, x.ID)
 		} else {
 			old := *m.disk.intents[x.ID]
 			old.RevisionID = "c1-of-another-time"
 			m.disk.intents[x.ID] = &old
 		}
+		m.die("its file has changed")
+		m.boot()
 		w.tracef(x.ID, m.id, "drift: %s", kind)
 		out = append(out, injected{m.id, x.ID, kind, x.Generation})
 		return true

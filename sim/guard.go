@@ -1,48 +1,23 @@
 package sim
 
 import (
-	"slices"
 	"time"
 
-	"github.com/persys/compute/agent"
+	"github.com/persys/compute/agent/core"
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/fencer/lease"
-	agentv1 "github.com/persys/compute/api/agent/v1"
-	"github.com/persys/compute/fsm"
 )
 
-// guards are a machine's pair of fencers and what its agent knows of them. One lease.State stands for
+// guards are a machine's pair of fencers. One lease.State stands for
 // both fencers, on the machine's clock. Which of the two acts at a deadline, or whether a supervisor had
 // to start another one first, is a delay that is drawn.
 type guards struct {
 	state   lease.State
 	alarm   int64 // local time of the deadline that is waited for
 	ticking bool
-
-	// Memory of the agent's process.
-	lapses, confirm uint64
-	deadline        int64 // local
-	covered         []lease.Workload
-	extra           map[string]int64 // local time until which it is guarded ahead of its intent
-	busy            map[string]bool  // guarded steps under way
 }
 
 const guardGrace = 10 * sec
-
-// forget is a new process of the agent.
-func (g *guards) forget() {
-	g.lapses, g.confirm, g.deadline, g.covered = 0, 0, 0, nil
-	g.extra, g.busy = map[string]int64{}, map[string]bool{}
-}
-
-func guardedOne(id string) lease.Workload {
-	return lease.Workload{Kind: driver.Container, ID: driver.ID(id)}
-}
-
-// stops reports whether an intent ends with the lease.
-func (m *machine) stops(in *agent.Intent) bool {
-	return m.w.has(Guards) && in != nil && in.Exclusive && in.OnLostLease == fsm.OnLostLeaseStop
-}
 
 // bound is what the node registers.
 func (m *machine) bound() uint32 {
@@ -52,121 +27,45 @@ func (m *machine) bound() uint32 {
 	return uint32(lease.Bound(time.Duration(guardGrace)) / time.Second)
 }
 
-// meetGuard is the first thing that an agent's process does.
-func (m *machine) meetGuard() {
+// meetFencer is the first thing that an agent's process does.
+func (m *machine) meetFencer() {
 	if !m.w.has(Guards) {
 		return
 	}
-	g := &m.guards
-	g.forget()
-	now := m.local(m.w.now)
 	st := m.fence(lease.Renewal{Agent: m.process(), Instance: m.disk.instance, Ask: true})
-	g.lapses, g.confirm, g.deadline, g.covered = st.Lapses, st.Lapses, int64(st.Deadline), st.Guarded
-	for _, id := range keys(m.disk.intents) {
-		if m.stops(m.disk.intents[id]) && (st.Lapsed || now >= g.deadline || !slices.Contains(st.Guarded, guardedOne(id))) {
-			m.of(id).Lapsed = true
-		}
-	}
+	m.do(core.FencerMet{Status: st})
 	m.fencerTicks()
-	m.mindGuard()
+	m.mindFencer()
 }
 
-// mindGuard tells the guard something every half second.
-func (m *machine) mindGuard() {
+// mindFencer tells the fencer something every half second.
+func (m *machine) mindFencer() {
 	m.w.after(500*ms, &m.proc, func() {
-		m.tellGuard()
-		m.mindGuard()
+		m.renewLease()
+		m.mindFencer()
 	})
 }
 
-// guardedList is what may run under the lease.
-func (m *machine) guardedList() []lease.Workload {
-	g := &m.guards
-	var out []lease.Workload
-	for _, id := range keys(m.work) {
-		k := m.work[id]
-		if !m.stops(m.disk.intents[id]) || k.Lapsed {
-			continue
-		}
-		if !k.Waits || k.observed != nil && k.observed.State == driver.Running || !m.listed && slices.Contains(g.covered, guardedOne(id)) {
-			out = append(out, guardedOne(id))
-		}
+// tellFencer has an exchange with the fencer soon.
+func (m *machine) tellFencer(d int64) {
+	if !m.telling && m.w.has(Guards) {
+		m.telling = true
+		m.w.after(d*ms, &m.proc, func() {
+			m.telling = false
+			m.renewLease()
+		})
 	}
-	now := m.local(m.w.now)
-	for _, id := range keys(g.extra) {
-		if now > g.extra[id] || now >= m.session.until {
-			delete(g.extra, id)
-		} else if one := guardedOne(id); !slices.Contains(out, one) {
-			out = append(out, one)
-		}
-	}
-	return out
 }
 
-// tellGuard has one exchange with the guard.
-func (m *machine) tellGuard() {
-	if !m.w.has(Guards) {
-		return
-	}
-	g := &m.guards
-	for again := true; again; {
-		again = false
-		if len(g.busy) == 0 {
-			g.confirm = g.lapses
-		}
-		list := m.guardedList()
-		now := m.local(m.w.now)
-		st := m.fence(lease.Renewal{
-			Agent: m.process(), Instance: m.disk.instance, Deadline: time.Duration(m.session.until), Lapses: g.confirm, Guarded: list,
-		})
-		g.deadline, g.covered = int64(st.Deadline), st.Guarded
-		if st.Lapses > g.lapses {
-			g.lapses = st.Lapses
-			m.lapse()
-			again = len(g.busy) == 0
-		}
-		if now >= g.deadline && len(list) > 0 {
-			m.lapse()
-		}
-	}
+// renewLease has one exchange with the fencer.
+func (m *machine) renewLease() {
+	m.do(core.FencerDue{})
+	sent := m.renewal
+	sent.Agent = m.process()
+	st := m.fence(sent)
+	m.do(core.FencerAnswered{Sent: sent, Status: st})
 	m.fencerWaits()
 	m.fencerTicks()
-}
-
-// lapse ends what is guarded, as the agent sees it.
-func (m *machine) lapse() {
-	for _, id := range keys(m.work) {
-		if k := m.work[id]; m.stops(m.disk.intents[id]) && !k.Lapsed {
-			k.Lapsed = true
-			m.w.tracef(id, m.id, "agent: it has lapsed")
-			m.publish(k)
-			m.kick(id, 0)
-		}
-	}
-	clear(m.guards.extra)
-}
-
-// holdsUnder reports whether something may be started now.
-func (m *machine) holdsUnder(id string) bool {
-	g := &m.guards
-	k := m.work[id]
-	return k != nil && !k.Lapsed && slices.Contains(g.covered, guardedOne(id)) && m.local(m.w.now) < g.deadline && g.confirm == g.lapses
-}
-
-// coverOrder has an order guarded before it is accepted; false if it cannot be.
-func (m *machine) coverOrder(req *agentv1.ApplyWorkloadRequest, old *agent.Intent, g driver.Generation) bool {
-	id := req.GetId()
-	if !m.w.has(Guards) || !req.GetExclusive() || req.GetOnLostLease() != fsm.OnLostLeaseStop ||
-		req.GetDesiredState() == agentv1.DesiredState_DESIRED_STATE_STOPPED {
-		return true
-	}
-	if k := m.work[id]; k != nil && old != nil && (k.Lapsed || k.Waits) && !old.Generation.Less(g) {
-		return true // it is accepted, and not started
-	}
-	m.guards.extra[id] = m.local(m.w.now) + 10*sec
-	m.tellGuard()
-	gu := &m.guards
-	return slices.Contains(gu.covered, guardedOne(id)) && m.local(m.w.now) < gu.deadline && gu.confirm == gu.lapses
 }
 
 // newFencers are those of a machine that has just started.

@@ -7,7 +7,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/persys/compute/agent"
+	"github.com/persys/compute/agent/core"
 	"github.com/persys/compute/agent/driver"
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	commandv1 "github.com/persys/compute/api/command/v1"
@@ -67,7 +67,7 @@ func (m *machine) later(d int64) {
 			m.converse()
 		}
 	})
-	if m.version > s.acked && s.failures == 0 {
+	if m.core.Version > s.acked && s.failures == 0 {
 		m.signal()
 	}
 }
@@ -105,7 +105,7 @@ func (m *machine) converse() {
 			return
 		}
 		l := res.(sched.Lease)
-		if !m.learn(l.Epoch) {
+		if !m.hear(l.Epoch) {
 			failed("superseded")
 			return
 		}
@@ -135,7 +135,7 @@ func (m *machine) beat(failed func(string)) {
 			return
 		}
 		l := res.(sched.Lease)
-		if !m.learn(l.Epoch) {
+		if !m.hear(l.Epoch) {
 			failed("superseded")
 			return
 		}
@@ -148,7 +148,7 @@ func (m *machine) beat(failed func(string)) {
 		s.full = l.SendFull || l.Epoch != s.answered
 		s.answered = l.Epoch
 		m.extend(sent, l)
-		m.draining = l.Drain
+		m.drain(l.Drain)
 		if s.full {
 			m.later(100 * ms)
 			return
@@ -169,28 +169,7 @@ func (m *machine) extend(sent int64, l sched.Lease) {
 	}
 	s.lease = l.Duration
 	s.until = max(s.until, sent+l.Duration)
-	m.tellGuard()
-}
-
-// learn is told the epoch of an answer; it is false if that was superseded.
-func (m *machine) learn(e fsm.Epoch) bool {
-	next, no := m.rules.Admit(m.disk.epoch, &agentv1.Epoch{ClusterId: clusterID, Incarnation: e.Incarnation, Term: e.Term}, "")
-	if no != nil && m.w.cfg.Sabotage != NoEpochFence {
-		m.w.tracef("", m.id, "agent: an answer of epoch %s does not count: %s", e, no.Message)
-		return false
-	}
-	m.remember(next)
-	if lessEpoch(next, m.disk.sawEpoch) {
-		m.w.violate("epoch", "", m.id, "the agent believes an answer of epoch %s after it has seen %s", next, m.disk.sawEpoch)
-	}
-	if m.disk.sawEpoch.ClusterID == "" || lessEpoch(m.disk.sawEpoch, next) {
-		m.disk.sawEpoch = next
-	}
-	return true
-}
-
-func lessEpoch(a, b agent.Epoch) bool {
-	return a.Incarnation < b.Incarnation || a.Incarnation == b.Incarnation && a.Term < b.Term
+	m.leased()
 }
 
 // facts are what the node says of itself.
@@ -337,9 +316,9 @@ func (w *world) order(r *replica, by fsm.Epoch, o sched.Order, back func(sched.A
 
 // obeyed notes what an agent did not refuse, and holds it against all that the
 // agent on this disk has seen before.
-func (m *machine) obeyed(e agent.Epoch, id string, g driver.Generation, apply bool) {
+func (m *machine) obeyed(e core.Epoch, id string, g driver.Generation, apply bool) {
 	d := m.disk
-	if lessEpoch(e, d.sawEpoch) {
+	if e.Less(d.sawEpoch) {
 		m.w.violate("epoch", id, m.id, "the agent obeys epoch %s after it has seen %s", e, d.sawEpoch)
 	}
 	d.sawEpoch = e

@@ -11,8 +11,6 @@ import (
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/sched/control"
-
-	"github.com/persys/compute/agent"
 )
 
 // users are people and programs that want something, and what they are told.
@@ -74,7 +72,7 @@ func (w *world) build() {
 	}
 	for i := range 2 + w.rng.IntN(4) {
 		id := fmt.Sprintf("n%d", i+1)
-		m := &machine{w: w, idx: i, id: id, rules: agent.NewRules(id, key), zone: pick(&w.clock, []string{"a", "b"})}
+		m := &machine{w: w, idx: i, id: id, key: key, zone: pick(&w.clock, []string{"a", "b"})}
 		m.proc.name, m.power = id, proc{name: id, alive: true}
 		m.up, m.down = make([]bool, len(w.replicas)), make([]bool, len(w.replicas))
 		m.cpu, m.mem = pick(&w.clock, []int64{1000, 2000, 4000}), pick(&w.clock, []int64{1024, 4096})

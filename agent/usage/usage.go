@@ -95,3 +95,6 @@ func (t *Table) Get(id driver.ID) (Reading, bool) {
 
 // Fresh is how long a reading counts as what is used now.
 const Fresh = time.Minute
+
+// Percent of one processor; 0 while there is only one sample.
+func (r Reading) Percent() float64 { return max(0, r.Millicores) / 10 }

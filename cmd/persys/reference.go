@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/persys/compute/agent"
+	"github.com/persys/compute/agent/metrics"
 	"github.com/persys/compute/cmd/internal/agentd"
 	"github.com/persys/compute/cmd/internal/gatewayd"
 	"github.com/persys/compute/config"
@@ -83,7 +83,7 @@ func exported() []struct {
 		metrics []telemetry.Metric
 	}{
 		{"Scheduler", replica.Metrics()},
-		{"Agent", agent.Metrics()},
+		{"Agent", metrics.List()},
 		{"Gateway", gateway.Metrics()},
 	}
 }

@@ -89,11 +89,13 @@ func (r *runner) all(ctx context.Context, p plan, workers int) error {
 			}
 		})
 	}
-	wg.Go(func() {
-		for _, name := range p.docker {
-			r.one(ctx, name, false)
-		}
-	})
+	for _, tests := range p.host {
+		wg.Go(func() {
+			for _, name := range tests {
+				r.one(ctx, name, false)
+			}
+		})
+	}
 	for _, name := range p.namespaced {
 		queue <- name
 	}

@@ -29,7 +29,7 @@ const (
 )
 
 // guardFor is the agent's way to its guards, nil when there are to be none.
-func (c *Config) guardFor(version string, log *slog.Logger) (agent.Guard, error) {
+func (c *Config) guardFor(version string, log *slog.Logger) (agent.Fencer, error) {
 	if c.Guard == "off" {
 		return nil, nil
 	}

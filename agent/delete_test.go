@@ -1,0 +1,58 @@
+package agent
+
+import (
+	"testing"
+
+	"github.com/persys/compute/agent/core"
+	"github.com/persys/compute/agent/driver"
+	agentv1 "github.com/persys/compute/api/agent/v1"
+)
+
+// What never gets to run, as a guest that its hypervisor has paused, is restarted once and stays what it is.
+func TestARestartOfWhatDoesNotRun(t *testing.T) {
+	r := newRig(t).start()
+	slow := func(q *agentv1.ApplyWorkloadRequest) {
+		q.Spec.GetContainer().Env = map[string]string{"SIM_START_DELAY": "1h"}
+	}
+	r.apply("web", "sim/run", slow, content("c1:a"), revision("c1-0123456789abcdef"))
+	r.until(func() bool { return r.observed("web") != nil }, func() string { return "never made" })
+	before := r.observed("web")
+	r.apply("web", "sim/run", slow, content("c1:a"), revision("c1-0123456789abcdef-r1"))
+	r.until(func() bool { return r.hooks.count("halt web") > 0 && r.a.runner.State().Depth() == 0 }, func() string { return "never restarted, or for ever" })
+	if n, o := r.hooks.count("halt web"), r.observed("web"); n != 1 || o == nil || o.RuntimeID != before.RuntimeID || o.State != driver.Pending {
+		t.Errorf("stopped %d times, and from %+v it became %+v", n, before, o)
+	}
+}
+
+// A delete that is not carried out when its workload is ordered anew is no delete under way any more.
+func TestAnOvertakenDeleteHoldsUpNothing(t *testing.T) {
+	r := newRig(t).start()
+	r.apply("web", "sim/run")
+	r.reaches("web", running)
+	r.hooks.set(func(h *hooks) {
+		h.remove = func(driver.ID) error { return driver.Errorf(driver.RuntimeUnhealthy, "remove", "busy") }
+	})
+	r.delete("web")
+	r.until(func() bool { return r.hooks.count("remove web") > 0 }, func() string { return "never removed" })
+	r.hooks.set(func(h *hooks) { h.remove = nil })
+	r.apply("web", "sim/run")
+	check := func(when string) {
+		t.Helper()
+		r.reaches("web", running)
+		r.until(func() bool { return !r.a.runner.State().Working("web") }, func() string { return when + ": still in work" })
+		if r.a.runner.State().Tombstone("web").Done != true {
+			t.Errorf("%s: it is still said to be ending", when)
+		}
+	}
+	check("ordered anew")
+	saved, err := r.a.store.Load()
+	if err != nil || len(saved.Tombstones) != 1 || !saved.Tombstones[0].Done {
+		t.Fatalf("%+v, %v; want the tombstone done on disk", saved.Tombstones, err)
+	}
+	saved.Tombstones[0].Done = false // as earlier versions left it
+	if err := r.a.store.Write(core.Store{Tombstones: saved.Tombstones}); err != nil {
+		t.Fatal(err)
+	}
+	r.restart()
+	check("after a restart")
+}

@@ -1,0 +1,195 @@
+package runner
+
+import (
+	"context"
+	"fmt"
+	"runtime/debug"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/persys/compute/agent/core"
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/health"
+	"github.com/persys/compute/agent/spec"
+	"github.com/persys/compute/agent/volume"
+)
+
+// running is an act under way.
+type running struct {
+	whole, start context.Context
+	cancelWhole  context.CancelFunc
+	cancelStart  context.CancelFunc // ends only the driver's Ensure
+}
+
+func (r *running) interrupt(starting bool) {
+	if starting {
+		r.cancelStart()
+	} else {
+		r.cancelWhole()
+	}
+}
+
+// begin starts an act in a goroutine. It is called with mu held.
+func (r *Runner) begin(a *core.Act) {
+	run := &running{}
+	run.whole, run.cancelWhole = context.WithCancel(r.life)
+	run.start, run.cancelStart = context.WithCancel(run.whole)
+	r.running[a] = run
+	r.Spawn(func() {
+		done := core.Done{Act: a}
+		e := r.perform(run, a, &done)
+		run.cancelStart()
+		run.cancelWhole()
+		r.mu.Lock()
+		delete(r.running, a)
+		r.mu.Unlock()
+		if r.life.Err() != nil {
+			return // the agent ends, which is nobody's failure
+		}
+		r.do(done)
+		r.missed(e, a.ID)
+	})
+}
+
+// perform carries out an act. It returns the engine that the act was about, if it was one.
+func (r *Runner) perform(run *running, a *core.Act, done *core.Done) *engine {
+	began := time.Now()
+	var e *engine
+	if len(a.Kinds) > 0 {
+		e = r.engines.get(a.Kinds[0])
+	}
+	if a.Verb == core.Look {
+		var err error
+		if e == nil {
+			err = driver.Errorf(driver.RuntimeError, "look", "runtime not available: %s", a.Kinds[0])
+		} else {
+			done.Observed, done.Began, done.Whole, err = r.lookAt(run.whole, e, a.ID)
+		}
+		done.Failed = failure(err)
+		return e
+	}
+	name := a.Verb.String()
+	if a.Verb == core.Remove {
+		name = "delete"
+	}
+	ctx, end := r.span(run.whole, a.ID, name)
+	err := r.carryOut(ctx, run, e, a)
+	end(err)
+	done.Failed = failure(err)
+	switch {
+	case err != nil || a.Verb == core.RemoveFormer:
+	case a.Verb == core.Remove:
+		r.cfg.Metrics.Deleted(time.Since(began))
+	default:
+		r.cfg.Metrics.Applied(time.Since(began), a.Verb == core.Recreate || a.Verb == core.Ensure && a.Absent)
+	}
+	return e
+}
+
+func failure(err error) *core.Failed {
+	if err == nil {
+		return nil
+	}
+	return &core.Failed{Class: driver.ClassOf(err), Message: err.Error()}
+}
+
+// carryOut does an act on its engines. A panic over a specification that a driver cannot cope with is
+// that workload's failure.
+func (r *Runner) carryOut(ctx context.Context, run *running, e *engine, a *core.Act) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			r.log.Error("a step panicked", "workload", a.ID, "do", a.Verb.String(), "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			err = driver.Errorf(driver.RuntimeError, a.Verb.String(), "the agent failed while it carried this out; its log says where")
+		}
+	}()
+	id := driver.ID(a.ID)
+	r.log.Debug("step", "workload", a.ID, "do", a.Verb.String())
+	if a.Verb == core.Remove || a.Verb == core.RemoveFormer {
+		for _, kind := range a.Kinds {
+			if err := r.removeFrom(ctx, a, kind); err != nil {
+				return err
+			}
+		}
+		if a.Verb == core.RemoveFormer {
+			return nil
+		}
+		return r.cfg.Storage.Release(ctx, a.ID, volume.Fate(a.Fate))
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.StepTimeout)
+	defer cancel()
+	if e == nil {
+		return driver.Errorf(driver.RuntimeError, "apply", "runtime not available: %s", a.Kinds[0])
+	}
+	switch a.Verb {
+	case core.Halt, core.Restart:
+		if err := e.drv.Halt(ctx, id, a.Grace); err != nil || a.Verb == core.Halt {
+			return err
+		}
+	case core.Recreate:
+		if err := remover(e.drv, a.Fate)(ctx, id); err != nil || !a.Intent.Running() {
+			return err
+		}
+	}
+	return r.ensure(ctx, run, e, a)
+}
+
+// remover is Remove of a driver, or Leave for a workload that lives on elsewhere, or may: it keeps what
+// the workload may have there.
+func remover(d driver.Driver, fate core.Fate) func(context.Context, driver.ID) error {
+	l, ok := d.(driver.Leaver)
+	if !ok || !fate.Keep && !fate.KeepShared {
+		return d.Remove
+	}
+	return func(ctx context.Context, id driver.ID) error { return l.Leave(ctx, id, fate.Keep) }
+}
+
+// removeFrom removes a workload from one engine, and lists the engine, so that a list from before does not
+// bring the instance back.
+func (r *Runner) removeFrom(ctx context.Context, a *core.Act, kind driver.Kind) error {
+	e := r.engines.get(kind)
+	if e == nil {
+		return driver.Errorf(driver.RuntimeError, "delete", "runtime not available: %s", kind)
+	}
+	limited, cancel := context.WithTimeout(ctx, r.cfg.StepTimeout)
+	defer cancel()
+	if err := remover(e.drv, a.Fate)(limited, driver.ID(a.ID)); err != nil {
+		return err
+	}
+	return r.refresh(ctx, e)
+}
+
+// ensure makes a workload's volumes ready, then the workload, and then releases volumes that it does not
+// name any more.
+func (r *Runner) ensure(ctx context.Context, run *running, e *engine, a *core.Act) error {
+	in := a.Intent
+	body := spec.Of(in)
+	specs := spec.Volumes(body)
+	volumes, err := r.cfg.Storage.Attach(ctx, in.ID, in.Type, specs)
+	if err != nil {
+		return err
+	}
+	within, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(run.start, cancel)()
+	err = e.drv.Ensure(within, driver.Spec{
+		ID: driver.ID(in.ID), Revision: in.RevisionID, Content: in.EngineContent, Generation: in.Generation,
+		ClusterID: a.Cluster, NodeID: r.cfg.Core.Node, Running: in.Running(), Body: body, Labels: in.Labels,
+		Exclusive: in.Exclusive, Volumes: volumes, DiskLimit: in.Traits.DiskLimit,
+	})
+	if err != nil {
+		return err
+	}
+	return r.cfg.Storage.Trim(ctx, in.ID, specs)
+}
+
+// check begins a health check, or tells it other addresses.
+func (r *Runner) check(w core.Watch) {
+	o := w.Observed
+	t := health.Target{
+		ID: driver.ID(w.Intent.ID), Instance: w.Instance, Started: o.StartedAt, Addresses: o.Addresses, Ports: o.Ports,
+		Check: proto.CloneOf(spec.Of(w.Intent).GetHealthCheck()),
+	}
+	t.Execer, _ = r.Driver(w.Intent.Type).(driver.Execer)
+	r.checks.Watch(t)
+}

@@ -1,0 +1,402 @@
+package runner
+
+import (
+	"context"
+	"io"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/persys/compute/agent/core"
+	"github.com/persys/compute/agent/driver"
+)
+
+// engine is one driver and what this process knows of it. The core knows the rest.
+type engine struct {
+	drv  driver.Driver
+	look flight
+	stop context.CancelFunc // ends its event stream
+
+	mu    sync.Mutex
+	bound uint64          // its number in the core; 0 = not known yet
+	hints map[string]bool // workloads that may have changed since the last look at them began
+	pools []driver.Pool
+}
+
+func (e *engine) number() uint64 {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.bound
+}
+
+// hinted reports whether a workload may have changed since the last look at it began.
+func (e *engine) hinted(id string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.hints[id]
+}
+
+// unhint forgets the hint about a workload, or all of them for "", because a look begins.
+func (e *engine) unhint(id string) (was bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	was = e.hints[id]
+	if id == "" {
+		clear(e.hints)
+	}
+	delete(e.hints, id)
+	return was
+}
+
+// engines are those in use.
+type engines struct {
+	mu   sync.Mutex
+	made sync.Mutex // one change at a time
+	m    map[driver.Kind]*engine
+}
+
+func (s *engines) get(kind driver.Kind) *engine {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.m[kind]
+}
+
+// replace puts others in the place of all.
+func (s *engines) replace(m map[driver.Kind]*engine) (old map[driver.Kind]*engine) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	old, s.m = s.m, m
+	return old
+}
+
+// list has containers first, then stacks, then machines.
+func (s *engines) list() (out []*engine) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, kind := range []driver.Kind{driver.Container, driver.Compose, driver.VM} {
+		if e := s.m[kind]; e != nil {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+// Driver of a kind; nil if there is none.
+func (r *Runner) Driver(kind driver.Kind) driver.Driver {
+	if e := r.engines.get(kind); e != nil {
+		return e.drv
+	}
+	return nil
+}
+
+// Drivers are all drivers, always in the same order.
+func (r *Runner) Drivers() (out []driver.Driver) {
+	for _, e := range r.engines.list() {
+		out = append(out, e.drv)
+	}
+	return out
+}
+
+// Refresh waits for a list of a kind that began after the call.
+func (r *Runner) Refresh(ctx context.Context, kind driver.Kind) error {
+	if e := r.engines.get(kind); e != nil {
+		return r.refresh(ctx, e)
+	}
+	return nil
+}
+
+// bind makes the drivers for a cluster id and begins to listen to them.
+func (r *Runner) bind(cluster string) error {
+	r.engines.made.Lock()
+	defer r.engines.made.Unlock()
+	drivers, err := r.cfg.Factory(r.binding(cluster))
+	if err != nil {
+		return err
+	}
+	made := make(map[driver.Kind]*engine, len(drivers))
+	for _, d := range drivers {
+		if made[d.Kind()] != nil {
+			return driver.Errorf(driver.InvalidConfiguration, "bind", "two drivers of kind %s", d.Kind())
+		}
+		made[d.Kind()] = r.engine(d)
+	}
+	r.mu.Lock()
+	old := r.engines.replace(made)
+	err = r.tellEngines(core.Engines{Cluster: cluster}, made)
+	r.mu.Unlock()
+	r.retire(old, made)
+	for _, e := range made {
+		r.listenTo(e)
+		if old != nil {
+			r.Spawn(func() {
+				if err := r.refresh(r.life, e); err != nil && r.life.Err() == nil {
+					r.log.Warn("an engine does not answer", "kind", e.drv.Kind(), "error", err)
+				}
+			})
+		}
+	}
+	return err
+}
+
+// tellEngines tells the core of engines, and them their numbers. It is called with mu held.
+func (r *Runner) tellEngines(event core.Engines, made map[driver.Kind]*engine) error {
+	for kind := range made {
+		event.Kinds = append(event.Kinds, kind)
+	}
+	slices.Sort(event.Kinds)
+	_, err := r.step(event)
+	state := r.State()
+	for kind, e := range made {
+		known, _ := state.Engine(kind)
+		e.mu.Lock()
+		e.bound = known.Bound
+		e.mu.Unlock()
+	}
+	return err
+}
+
+func (r *Runner) binding(cluster string) Binding {
+	return Binding{
+		ClusterID: cluster, NodeID: r.cfg.Core.Node,
+		Owns:  r.Owns,
+		Taken: func(kind driver.Kind, id driver.ID) bool { return r.State().Taken(kind, string(id)) },
+		Content: func(id driver.ID, runtimeID string) (string, bool) {
+			return r.State().LegacyContent(string(id), runtimeID)
+		},
+		Progress: func(id driver.ID, text string) {
+			r.do(core.Progress{ID: string(id), Text: text})
+		},
+		Pulled: func(ref, before string) {
+			if err := r.store.Pulled(ref, before, time.Now()); err != nil {
+				r.log.Error("noting a pulled image", "image", ref, "err", err)
+			}
+		},
+	}
+}
+
+// Owns reports whether a workload is ordered, or its delete is not carried out yet.
+func (r *Runner) Owns(id driver.ID) bool { return r.State().Intent(string(id)) != nil }
+
+func (r *Runner) engine(d driver.Driver) *engine {
+	e := &engine{drv: d, hints: map[string]bool{}}
+	e.look.run = func() error { return r.list(e) }
+	return e
+}
+
+func (r *Runner) listenTo(e *engine) {
+	ctx, cancel := context.WithCancel(r.life)
+	e.stop = cancel
+	r.Spawn(func() { r.listen(ctx, e) })
+}
+
+// addEngines takes on engines that have come to the machine since the start.
+func (r *Runner) addEngines() {
+	r.engines.made.Lock()
+	defer r.engines.made.Unlock()
+	drivers, err := r.cfg.Late(r.binding(r.State().Bound))
+	if err != nil {
+		r.log.Warn("a runtime has come to this machine and cannot be used", "error", err)
+	}
+	made := map[driver.Kind]*engine{}
+	for _, d := range drivers {
+		made[d.Kind()] = r.engine(d)
+	}
+	if len(made) == 0 {
+		return
+	}
+	r.mu.Lock()
+	all := map[driver.Kind]*engine{}
+	for _, e := range r.engines.list() {
+		all[e.drv.Kind()] = e
+	}
+	for kind, e := range made {
+		all[kind] = e
+	}
+	r.engines.replace(all)
+	err = r.tellEngines(core.Engines{Added: true}, made)
+	r.mu.Unlock()
+	if err != nil {
+		r.log.Error("state file", "error", err)
+	}
+	for _, e := range made {
+		r.listenTo(e)
+	}
+}
+
+// retire ends engines of an earlier binding. Drivers that a factory returned again stay open.
+func (r *Runner) retire(old, kept map[driver.Kind]*engine) {
+	for kind, e := range old {
+		if e.stop != nil {
+			e.stop()
+		}
+		if again := kept[kind]; again != nil && again.drv == e.drv {
+			continue
+		}
+		if c, ok := e.drv.(io.Closer); ok {
+			if err := c.Close(); err != nil {
+				r.log.Warn("closing a driver", "kind", kind, "error", err)
+			}
+		}
+	}
+}
+
+// refresh waits for a list that began after the call.
+func (r *Runner) refresh(ctx context.Context, e *engine) error { return e.look.fresh(ctx, r.Spawn) }
+
+func (r *Runner) list(e *engine) error {
+	limited, cancel := context.WithTimeout(r.life, r.cfg.ListTimeout)
+	defer cancel()
+	e.unhint("")
+	began := time.Now()
+	seen, err := e.drv.List(limited)
+	if r.life.Err() != nil {
+		return r.life.Err()
+	}
+	r.listed(e, seen, began, err)
+	return err
+}
+
+func (r *Runner) listed(e *engine, seen []driver.Observed, began time.Time, err error) {
+	trouble := ""
+	if err != nil {
+		trouble = err.Error()
+	}
+	r.do(core.Listed{Kind: e.drv.Kind(), Bound: e.number(), Seen: seen, Began: began, Trouble: trouble})
+}
+
+// lookAt asks an engine about one workload. whole says that the engine was listed instead, because that
+// costs no more, or because nothing is known of the others; the core has that answer already.
+func (r *Runner) lookAt(ctx context.Context, e *engine, id string) (o *driver.Observed, began time.Time, whole bool, err error) {
+	one, ok := e.drv.(driver.Looker)
+	known, _ := r.State().Engine(e.drv.Kind())
+	if !ok || !known.Listed || known.Trouble != "" {
+		return nil, time.Time{}, true, r.refresh(ctx, e)
+	}
+	e.unhint(id)
+	limited, cancel := context.WithTimeout(ctx, r.cfg.ListTimeout)
+	defer cancel()
+	began = time.Now()
+	o, err = one.Look(limited, driver.ID(id))
+	if ctx.Err() != nil {
+		return nil, began, false, ctx.Err()
+	}
+	if err != nil {
+		r.listed(e, nil, began, err)
+	}
+	return o, began, false, err
+}
+
+// listen turns an engine's events into looks. Events are hints, so a burst of them is one look at each
+// workload.
+func (r *Runner) listen(ctx context.Context, e *engine) {
+	const quiet = 50 * time.Millisecond
+	for ctx.Err() == nil {
+		events, err := e.drv.Events(ctx)
+		if err == nil {
+			for id := range events {
+				burst := map[string]bool{string(id): r.hint(e, string(id))}
+				timer := time.NewTimer(quiet)
+			gather:
+				for {
+					select {
+					case id, open := <-events:
+						if !open {
+							break gather
+						}
+						burst[string(id)] = r.hint(e, string(id))
+					case <-timer.C:
+						break gather
+					case <-ctx.Done():
+						break gather
+					}
+				}
+				timer.Stop()
+				if err := r.follow(ctx, e, burst); err != nil && ctx.Err() == nil {
+					r.log.Debug("looking after an event", "kind", e.drv.Kind(), "error", err)
+				}
+			}
+		}
+		// The stream ended or could not be had; periodic looks go on meanwhile.
+		select {
+		case <-time.After(r.cfg.Core.Policy.Base):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// hint notes that a workload may have changed. It reports false if the workload cannot be looked at alone.
+func (r *Runner) hint(e *engine, id string) bool {
+	w := r.State().Get(id)
+	if w == nil || w.Intent == nil || w.Kind != e.drv.Kind() {
+		return false
+	}
+	e.mu.Lock()
+	e.hints[id] = true
+	e.mu.Unlock()
+	return true
+}
+
+// hintedLooks is how many workloads of a burst are looked at at one time.
+const hintedLooks = 4
+
+// follow looks at the workloads of a burst of events: at each alone where that is cheaper than a list. It
+// leaves out those that have been looked at since, and those in work: see missed.
+func (r *Runner) follow(ctx context.Context, e *engine, burst map[string]bool) error {
+	_, alone := e.drv.(driver.Looker)
+	var due []string
+	state := r.State()
+	for id, known := range burst {
+		alone = alone && known
+		if state.Get(id) != nil && e.hinted(id) && !state.InWork(id) {
+			due = append(due, id)
+		}
+	}
+	if !alone || len(due) >= 2 && len(due) > state.Len()/2 {
+		return r.refresh(ctx, e)
+	}
+	var looks errgroup.Group
+	looks.SetLimit(hintedLooks)
+	for _, id := range due {
+		looks.Go(func() error {
+			o, began, whole, err := r.lookAt(ctx, e, id)
+			if err == nil && !whole {
+				r.do(core.Looked{ID: id, Kind: e.drv.Kind(), Observed: o, Began: began})
+			}
+			return err
+		})
+	}
+	return looks.Wait()
+}
+
+// missed asks for work on a workload whose engine hinted at it while it was in work, after the last look
+// at it began.
+func (r *Runner) missed(e *engine, id string) {
+	if e == nil {
+		return
+	}
+	if state := r.State(); state.Intent(id) != nil && !state.InWork(id) && e.unhint(id) {
+		r.do(core.Wake{ID: id})
+	}
+}
+
+// probe asks every engine what it is.
+func (r *Runner) probe(ctx context.Context) {
+	for _, e := range r.engines.list() {
+		limited, cancel := context.WithTimeout(ctx, r.cfg.ListTimeout)
+		capacity, err := e.drv.Probe(limited)
+		cancel()
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			capacity.Healthy = false
+			if capacity.Reason == "" {
+				capacity.Reason = err.Error()
+			}
+		}
+		r.do(core.Probed{Kind: e.drv.Kind(), EngineID: capacity.EngineID, Healthy: capacity.Healthy, Reason: capacity.Reason})
+		r.cfg.Metrics.Runtime(e.drv.Kind(), capacity.Healthy)
+	}
+}

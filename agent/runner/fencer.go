@@ -1,0 +1,64 @@
+package runner
+
+import (
+	"errors"
+	"time"
+
+	"github.com/persys/compute/agent/core"
+	"github.com/persys/compute/agent/fencer/lease"
+)
+
+// renewEvery is how often the fencer is told something, changed or not.
+const renewEvery = 500 * time.Millisecond
+
+// renew has one exchange with the fencer.
+func (r *Runner) renew(in lease.Renewal) (lease.Status, string) {
+	err := errors.New("PERSYS_GUARD is off")
+	var st lease.Status
+	if r.cfg.Fencer != nil {
+		in.Agent, in.Boot = r.process, r.boot
+		st, err = r.cfg.Fencer.Renew(r.life, in)
+	}
+	if err != nil {
+		return lease.Status{}, err.Error()
+	}
+	return st, ""
+}
+
+// meetFencer asks the fencer what has become of the workloads that a former process left running.
+func (r *Runner) meetFencer() {
+	defer close(r.met)
+	st, problem := r.renew(lease.Renewal{Instance: r.State().Meta.InstanceID, Ask: true})
+	r.do(core.FencerMet{Status: st, Problem: problem})
+}
+
+// mindFencer keeps the fencer informed.
+func (r *Runner) mindFencer(met bool) {
+	defer r.cfg.Fencer.Close()
+	if !met {
+		r.meetFencer()
+	}
+	tick := time.NewTicker(renewEvery)
+	defer tick.Stop()
+	for {
+		r.mu.Lock()
+		_, err := r.step(core.FencerDue{})
+		sent := r.renewal
+		r.mu.Unlock()
+		if err != nil {
+			r.log.Error("state file", "error", err)
+		}
+		st, problem := r.renew(sent)
+		if r.life.Err() != nil {
+			return
+		}
+		r.do(core.FencerAnswered{Sent: sent, Status: st, Problem: problem})
+		r.heard.fire()
+		select {
+		case <-r.life.Done():
+			return
+		case <-tick.C:
+		case <-r.tell:
+		}
+	}
+}

@@ -1,0 +1,110 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/persys/compute/agent/core"
+	"github.com/persys/compute/agent/driver"
+)
+
+// each does something about every engine, for the nth time from 0 on, once all have been looked at.
+func (r *Runner) each(every time.Duration, do func(n int, e *engine)) {
+	select {
+	case <-r.looked:
+	case <-r.life.Done():
+		return
+	}
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for n := 0; ; n++ {
+		for _, e := range r.engines.list() {
+			do(n, e)
+		}
+		select {
+		case <-r.life.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// observedBy is what an engine showed last, by id.
+func (r *Runner) observedBy(e *engine) []driver.Observed {
+	if r.engines.get(e.drv.Kind()) != e {
+		return nil
+	}
+	return r.State().ObservedOn(e.drv.Kind())
+}
+
+// measure asks the drivers what their workloads use. Heartbeats, metrics and the API read the last answer
+// and never wait for one.
+func (r *Runner) measure() {
+	r.each(r.cfg.UsageInterval, func(_ int, e *engine) {
+		meter, ok := e.drv.(driver.Meter)
+		if !ok {
+			return
+		}
+		limited, cancel := context.WithTimeout(r.life, r.cfg.UsageInterval)
+		defer cancel()
+		seen, err := meter.Usage(limited, r.observedBy(e))
+		if err != nil {
+			// The figures grow old, and carry their time.
+			if !errors.Is(err, context.Canceled) {
+				r.log.Debug("measuring workloads", "kind", e.drv.Kind(), "error", err)
+			}
+			return
+		}
+		r.used.Observe(e.drv.Kind(), seen)
+	})
+}
+
+// fullMeasure: every tenth measurement includes the workloads without a disk limit, for people.
+const fullMeasure = 10
+
+// measureDisks finds out what workloads occupy.
+func (r *Runner) measureDisks() {
+	r.each(r.cfg.DiskInterval, func(n int, e *engine) { r.measureDisk(r.life, e, n%fullMeasure == 0) })
+}
+
+// measureDisk measures the workloads of one engine whose limit the agent has to keep, or all of them.
+func (r *Runner) measureDisk(ctx context.Context, e *engine, all bool) {
+	meter, ok := e.drv.(driver.DiskMeter)
+	if !ok {
+		return
+	}
+	of := r.observedBy(e)
+	if !all {
+		of = slices.DeleteFunc(of, func(o driver.Observed) bool { return r.State().MeasuredLimit(&o) == 0 })
+	}
+	if len(of) == 0 {
+		return
+	}
+	limited, cancel := context.WithTimeout(ctx, max(r.cfg.DiskInterval, time.Second))
+	defer cancel()
+	seen, err := meter.Occupied(limited, of)
+	if err != nil {
+		if !errors.Is(err, context.Canceled) {
+			r.log.Debug("measuring disks", "kind", e.drv.Kind(), "err", err)
+		}
+		return // a workload is not stopped for a figure that is not known
+	}
+	r.used.Occupy(seen)
+	for _, o := range of {
+		bytes, ok := seen[o.ID]
+		if !ok {
+			continue
+		}
+		limit := r.State().MeasuredLimit(&o)
+		if limit > 0 {
+			folders, err := r.cfg.Storage.Folders(limited, string(o.ID))
+			if err != nil {
+				continue
+			}
+			bytes += folders
+		}
+		r.do(core.Measured{ID: string(o.ID), RuntimeID: o.RuntimeID, Bytes: bytes, Limit: limit})
+	}
+}

@@ -1,0 +1,337 @@
+// Package server is the agent's API, persys.agent.v1.AgentService (contract/wire-agent.md).
+//
+//   - An order is answered once it is durable. Carrying it out comes later.
+//   - Reads are answered from memory, which events of the engines and periodic looks keep up to date.
+//   - With Authorize, schedulers and the admin may do everything, other identities only read.
+//   - Log streams and sessions end with the agent.
+package server
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/reflection"
+	"google.golang.org/grpc/status"
+
+	"github.com/persys/compute/agent/core"
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/garbage"
+	"github.com/persys/compute/agent/host"
+	"github.com/persys/compute/agent/metrics"
+	"github.com/persys/compute/agent/runner"
+	"github.com/persys/compute/agent/spec"
+	"github.com/persys/compute/agent/volume"
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/pki"
+	"github.com/persys/compute/rpc/limits"
+)
+
+// Config of a Server. Metrics, Authorize, Identify and Self may be nil.
+type Config struct {
+	Runner  *runner.Runner
+	Garbage *garbage.Collector
+	Storage *volume.Manager
+	Host    host.Host
+	Key     *pki.Key // names specifications
+	Metrics *metrics.Metrics
+	Logger  *slog.Logger
+
+	NodeID, Version string
+	NotOffered      map[driver.Kind]string
+	// Room is what this node offers; nil = orders are not refused for lack of it.
+	Room func() *[3]core.Room
+	// Standalone: there are no schedulers.
+	Standalone bool
+
+	Limits    limits.Limits
+	Authorize *pki.Mapping
+	Identify  func(tls.ConnectionState) (pki.Identity, error)
+	Self      func() pki.Identity
+
+	NoSessions  bool
+	SessionIdle time.Duration
+}
+
+// Server is the agent's API.
+type Server struct {
+	agentv1.UnimplementedAgentServiceServer
+	cfg      Config
+	r        *runner.Runner
+	log      *slog.Logger
+	sessions atomic.Int32 // that people have open
+}
+
+// New makes a Server.
+func New(cfg Config) *Server { return &Server{cfg: cfg, r: cfg.Runner, log: cfg.Logger} }
+
+// Sessions is how many commands and consoles people have open.
+func (s *Server) Sessions() int { return int(s.sessions.Load()) }
+
+// Register puts the API on a gRPC server, with reflection and the standard health service.
+func (s *Server) Register(to *grpc.Server) {
+	agentv1.RegisterAgentServiceServer(to, s)
+	h := health.NewServer()
+	h.SetServingStatus(agentv1.AgentService_ServiceDesc.ServiceName, healthpb.HealthCheckResponse_SERVING)
+	healthpb.RegisterHealthServer(to, h)
+	reflection.Register(to)
+}
+
+// storeFailed is the answer when an order could not be made durable. It is an error and not a refusal: the
+// same order may be taken later.
+func storeFailed(err error) error {
+	return status.Errorf(codes.Internal, "the order was not stored: %v", err)
+}
+
+// coverWait is how long an order waits for the fencer.
+const coverWait = 2 * time.Second
+
+// ApplyWorkload stores and queues an order. See contract/wire-agent.md, "Behaviour".
+func (s *Server) ApplyWorkload(ctx context.Context, req *agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
+	s.r.Ordered(ctx, req.GetId())
+	order, err := spec.Order(s.cfg.Key, req)
+	if err != nil {
+		return s.applyRefused(req, core.Refusedf("%v", err)), nil
+	}
+	if s.cfg.Room != nil {
+		order.Room = s.cfg.Room()
+	}
+	limited, cancel := context.WithTimeout(ctx, coverWait)
+	defer cancel()
+	answer, err := s.r.Offer(limited, core.Apply{Order: order})
+	switch {
+	case err != nil:
+		return nil, storeFailed(err)
+	case answer.Unavailable != "":
+		return nil, status.Errorf(codes.Unavailable, "workload %q: %s", req.GetId(), answer.Unavailable)
+	case answer.Refusal != nil:
+		return s.applyRefused(req, answer.Refusal), nil
+	case answer.Skipped:
+		return &agentv1.ApplyWorkloadResponse{Applied: true, Skipped: true, Message: answer.Message, Status: Status(answer.Status)}, nil
+	}
+	in, t := answer.Intent, answer.Task
+	return &agentv1.ApplyWorkloadResponse{
+		Applied: true, Message: answer.Message,
+		Status: &agentv1.WorkloadStatus{
+			Id: in.ID, Type: spec.TypeOf(in.Type), RevisionId: in.RevisionID, DesiredState: desiredState(in.DesiredState),
+			ActualState: agentv1.ActualState_ACTUAL_STATE_PENDING, Message: answer.Message,
+			CreatedAt: unix(in.CreatedAt), UpdatedAt: in.UpdatedAt.Unix(),
+			Metadata:   map[string]string{"task_id": t.ID, "task_status": t.Status},
+			Generation: generation(in.Generation), Content: in.Content,
+		},
+	}, nil
+}
+
+func (s *Server) applyRefused(req *agentv1.ApplyWorkloadRequest, no *core.Refusal) *agentv1.ApplyWorkloadResponse {
+	s.cfg.Metrics.Refused(no)
+	s.log.Warn("apply refused", "workload", req.GetId(), "reason", no.Message)
+	out := &agentv1.ApplyWorkloadResponse{Message: no.Message, Fenced: no.Fenced}
+	if no.Class != "" {
+		out.Status = &agentv1.WorkloadStatus{
+			Id: req.GetId(), Type: req.GetType(), RevisionId: req.GetRevisionId(), Message: no.Message,
+			ActualState: agentv1.ActualState_ACTUAL_STATE_FAILED,
+			Metadata:    map[string]string{"failure_reason": string(no.Class), "failure_message": no.Message},
+		}
+	}
+	if no.Fenced {
+		out.HighestEpoch = s.highest()
+	}
+	return out
+}
+
+// highest is the epoch that fences an order; nil while none is known.
+func (s *Server) highest() *agentv1.Epoch {
+	e := s.r.State().Meta.Epoch
+	if !e.Owned() {
+		return nil
+	}
+	return &agentv1.Epoch{ClusterId: e.ClusterID, Shard: e.Shard, Incarnation: e.Incarnation, Term: e.Term}
+}
+
+// DeleteWorkload stores and queues a delete.
+func (s *Server) DeleteWorkload(ctx context.Context, req *agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkloadResponse, error) {
+	s.r.Ordered(ctx, req.GetId())
+	var answer core.Answer
+	order, err := spec.Delete(req)
+	if err != nil {
+		answer.Refusal = core.Refusedf("%v", err)
+	} else if answer, err = s.r.Do(order); err != nil {
+		return nil, storeFailed(err)
+	}
+	no := answer.Refusal
+	if no == nil {
+		return &agentv1.DeleteWorkloadResponse{Success: true, Absent: answer.Absent, Message: answer.Message}, nil
+	}
+	s.cfg.Metrics.Refused(no)
+	s.log.Warn("delete refused", "workload", req.GetId(), "reason", no.Message)
+	out := &agentv1.DeleteWorkloadResponse{Message: no.Message, Fenced: no.Fenced}
+	if no.Fenced {
+		out.HighestEpoch = s.highest()
+	}
+	return out, nil
+}
+
+// fence judges who calls. A read harms nothing, so one without epoch is answered; a deposed leader is told.
+func (s *Server) fence(epoch *agentv1.Epoch, node string, changes bool) error {
+	answer, err := s.r.Do(core.Call{Sender: core.Sender{Epoch: spec.Epoch(epoch), Node: node}, Changes: changes})
+	if err != nil {
+		return storeFailed(err)
+	}
+	if no := answer.Refusal; no != nil {
+		s.cfg.Metrics.Refused(no)
+		return status.Error(codes.FailedPrecondition, no.Message)
+	}
+	return nil
+}
+
+func notFound(id string) error {
+	// Legacy v1 schedulers look for the words, not for the code.
+	return status.Errorf(codes.NotFound, "status not found: workload %q", id)
+}
+
+// GetWorkloadStatus answers from memory, which events and looks keep up to date.
+func (s *Server) GetWorkloadStatus(_ context.Context, req *agentv1.GetWorkloadStatusRequest) (*agentv1.GetWorkloadStatusResponse, error) {
+	if err := spec.CheckID("id", req.GetId()); err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	if err := s.fence(req.GetEpoch(), "", false); err != nil {
+		return nil, err
+	}
+	w := s.r.State().Get(req.Id)
+	if w == nil || w.Status == nil {
+		return nil, notFound(req.Id)
+	}
+	st := Status(w.Status)
+	if r, ok := s.r.Used().Get(driver.ID(req.Id)); ok {
+		st.Usage = &agentv1.WorkloadUsageSnapshot{
+			WorkloadId: req.Id, Type: spec.TypeOf(r.Kind), CpuPercent: r.Percent(), MemoryBytes: r.Memory,
+			DiskReadBytes: r.DiskRead, DiskWriteBytes: r.DiskWrite, NetRxBytes: r.NetReceived, NetTxBytes: r.NetSent,
+			CollectedAt: r.At.Unix(), Source: r.Source,
+		}
+	}
+	return &agentv1.GetWorkloadStatusResponse{Status: st}, nil
+}
+
+// ListWorkloads answers from memory, sorted by id.
+func (s *Server) ListWorkloads(_ context.Context, req *agentv1.ListWorkloadsRequest) (*agentv1.ListWorkloadsResponse, error) {
+	if err := s.fence(req.GetEpoch(), "", false); err != nil {
+		return nil, err
+	}
+	return &agentv1.ListWorkloadsResponse{Workloads: Statuses(s.r.State(), req.GetType())}, nil
+}
+
+// HealthCheck says how the engines were when they were last asked.
+func (s *Server) HealthCheck(context.Context, *agentv1.HealthCheckRequest) (*agentv1.HealthCheckResponse, error) {
+	usage := s.cfg.Host.Usage()
+	state := s.r.State()
+	out := &agentv1.HealthCheckResponse{
+		Healthy: true, Version: s.cfg.Version, RuntimeStatus: map[string]string{},
+		MemoryUtilization: usage.MemoryPercent, CpuUtilization: usage.CPUPercent, DiskUtilization: usage.DiskPercent,
+		NodeId: s.cfg.NodeID, ClusterId: state.Meta.Epoch.ClusterID, EngineId: state.EngineID(),
+	}
+	for kind, why := range s.cfg.NotOffered {
+		out.RuntimeStatus[string(kind)] = "not offered: " + why
+	}
+	for _, e := range state.Engines() {
+		out.RuntimeStatus[string(e.Kind)] = "healthy"
+		if !e.Works() {
+			out.Healthy = false
+			out.RuntimeStatus[string(e.Kind)] = "unhealthy: " + core.Valid(e.Cause())
+		}
+	}
+	return out, nil
+}
+
+// ListActions answers from the stored history.
+func (s *Server) ListActions(_ context.Context, req *agentv1.ListActionsRequest) (*agentv1.ListActionsResponse, error) {
+	if req.GetLimit() < 0 {
+		return nil, status.Errorf(codes.InvalidArgument, "limit: %d must not be negative", req.GetLimit())
+	}
+	return &agentv1.ListActionsResponse{Actions: actions(s.r.State(), req)}, nil
+}
+
+// onEngine is a workload and the driver that runs it; the error is for the caller.
+func (s *Server) onEngine(id string) (*core.Workload, driver.Driver, error) {
+	w := s.r.State().Get(id)
+	if w == nil {
+		return nil, nil, notFound(id)
+	}
+	drv := s.r.Driver(w.Kind)
+	if drv == nil {
+		return nil, nil, status.Errorf(codes.FailedPrecondition, "runtime not available: %s", w.Kind)
+	}
+	return w, drv, nil
+}
+
+// Logs streams a workload's output as the driver gives it, stdout and stderr merged.
+func (s *Server) Logs(req *agentv1.LogsRequest, stream grpc.ServerStreamingServer[agentv1.LogChunk]) error {
+	if err := spec.CheckID("id", req.GetId()); err != nil {
+		return status.Error(codes.InvalidArgument, err.Error())
+	}
+	if req.TailLines < 0 || req.SinceUnixSeconds < 0 {
+		return status.Errorf(codes.InvalidArgument, "tail_lines %d, since_unix_seconds %d: must not be negative", req.TailLines, req.SinceUnixSeconds)
+	}
+	_, drv, err := s.onEngine(req.Id)
+	if err != nil {
+		return err
+	}
+	options := driver.LogOptions{Follow: req.Follow, Tail: int(req.TailLines), Timestamps: req.Timestamps, Service: req.Service}
+	if req.SinceUnixSeconds > 0 {
+		options.Since = time.Unix(req.SinceUnixSeconds, 0)
+	}
+	var seen atomic.Int64
+	options.Seen = func(at time.Time) { seen.Store(at.UnixNano()) }
+	ctx, cancel := context.WithCancel(stream.Context())
+	defer cancel()
+	defer context.AfterFunc(s.r.Life(), cancel)()
+	reader, err := drv.Logs(ctx, driver.ID(req.Id), options)
+	if err != nil {
+		return logError(req.Id, err)
+	}
+	defer reader.Close()
+	// Closing is what ends a blocked Read of a driver that does not watch its context.
+	defer context.AfterFunc(ctx, func() { reader.Close() })()
+	buffer := make([]byte, 32<<10)
+	for {
+		n, err := reader.Read(buffer)
+		if n > 0 {
+			at := seen.Load()
+			if at == 0 {
+				at = time.Now().UnixNano()
+			}
+			if err := stream.Send(&agentv1.LogChunk{Data: buffer[:n], Stream: "stdout", AtUnixNanos: at}); err != nil {
+				return err
+			}
+		}
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case ctx.Err() != nil:
+			return status.FromContextError(ctx.Err()).Err()
+		case err != nil:
+			return logError(req.Id, err)
+		}
+	}
+}
+
+func logError(id string, err error) error {
+	code := codes.Unknown
+	switch driver.ClassOf(err) {
+	case driver.RuntimeUnhealthy, driver.NetworkUnreachable, driver.NetworkTimeout:
+		code = codes.Unavailable
+	case driver.RuntimeResourceMissing:
+		code = codes.NotFound
+	case driver.InvalidSpecification:
+		code = codes.InvalidArgument
+	}
+	return status.Error(code, fmt.Sprintf("logs of workload %q: %v", id, err))
+}

@@ -1,0 +1,77 @@
+package server
+
+import (
+	"context"
+	"errors"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/garbage"
+	"github.com/persys/compute/agent/volume"
+	agentv1 "github.com/persys/compute/api/agent/v1"
+)
+
+// CollectGarbage looks for what is no longer needed and, unless it is a dry run, removes it.
+func (s *Server) CollectGarbage(ctx context.Context, req *agentv1.CollectGarbageRequest) (*agentv1.CollectGarbageResponse, error) {
+	if err := s.fence(req.GetEpoch(), req.GetNodeId(), true); err != nil {
+		return nil, err
+	}
+	found := s.cfg.Garbage.Collect(ctx, req.GetDryRun(), req.GetOrphans(), req.GetBy())
+	out := &agentv1.CollectGarbageResponse{Skipped: found.Skipped}
+	for _, f := range found.Items {
+		g := &agentv1.Garbage{
+			Kind: string(f.Kind), Name: f.Name, WorkloadId: string(f.Workload), Reason: f.Reason, Bytes: f.Bytes, From: f.From, Removed: f.Removed,
+		}
+		if f.Err != nil {
+			g.Error = f.Err.Error()
+		}
+		out.Items = append(out.Items, g)
+	}
+	return out, nil
+}
+
+// ListVolumes tells the managed volumes of this machine.
+func (s *Server) ListVolumes(_ context.Context, req *agentv1.ListVolumesRequest) (*agentv1.ListVolumesResponse, error) {
+	if err := s.fence(req.GetEpoch(), "", false); err != nil {
+		return nil, err
+	}
+	out := &agentv1.ListVolumesResponse{MissingDrivers: s.cfg.Storage.Lacks()}
+	for _, v := range s.cfg.Storage.List() {
+		m := &agentv1.VolumeInfo{
+			Id: v.ID, Name: v.Name, Driver: v.Driver, SizeGb: v.SizeGB, Pool: v.Pool, Form: string(v.Form), Phase: string(v.Phase),
+			RetainPolicy: "Delete", LastError: v.Error, Owner: v.Owner, CreatedAt: unix(v.CreatedAt), ReleasedAt: unix(v.ReleasedAt),
+		}
+		if v.Retain {
+			m.RetainPolicy = "Retain"
+		}
+		for _, u := range v.Users {
+			m.WorkloadIds = append(m.WorkloadIds, u.WorkloadID)
+		}
+		out.Volumes = append(out.Volumes, m)
+	}
+	return out, nil
+}
+
+// DeleteVolume deletes a volume that no workload uses.
+func (s *Server) DeleteVolume(ctx context.Context, req *agentv1.DeleteVolumeRequest) (*agentv1.DeleteVolumeResponse, error) {
+	if err := s.fence(req.GetEpoch(), req.GetNodeId(), true); err != nil {
+		return nil, err
+	}
+	f := &garbage.Finding{Garbage: driver.Garbage{Kind: driver.OldVolume, Name: req.GetId(), Reason: "deleted on request"}}
+	for _, v := range s.cfg.Storage.List() {
+		if v.ID == req.GetId() {
+			f.Workload = driver.ID(v.Owner)
+		}
+	}
+	f.Err = s.cfg.Storage.Delete(ctx, req.GetId())
+	switch {
+	case errors.Is(f.Err, volume.ErrNoVolume):
+		return nil, status.Errorf(codes.NotFound, "volume %q not found on node %q", req.GetId(), s.cfg.NodeID)
+	case f.Err != nil:
+		return nil, status.Error(codes.FailedPrecondition, f.Err.Error())
+	}
+	s.cfg.Garbage.Record(f, req.GetBy())
+	return &agentv1.DeleteVolumeResponse{}, nil
+}

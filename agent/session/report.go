@@ -1,0 +1,102 @@
+package session
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/persys/compute/agent/core"
+	"github.com/persys/compute/agent/workload"
+	controlv1 "github.com/persys/compute/api/control/v1"
+)
+
+// changes are the reports newer than a version, or all of them, by id; and the version they bring a
+// reader to.
+func changes(s core.State, full, epochs bool, after uint64, now time.Time) ([]*controlv1.WorkloadStatus, uint64) {
+	var out []*controlv1.WorkloadStatus
+	changed, gone := s.Changes(full, epochs, after, now)
+	for _, w := range changed {
+		out = append(out, report(w))
+	}
+	for _, t := range gone {
+		out = append(out, &controlv1.WorkloadStatus{
+			WorkloadId: t.ID, State: "Unknown", Message: "deleted", Absent: true,
+			LastTransition: timestamppb.New(t.DeletedAt), Generation: generation(t.Generation),
+		})
+	}
+	slices.SortFunc(out, func(x, y *controlv1.WorkloadStatus) int { return cmp.Compare(x.WorkloadId, y.WorkloadId) })
+	shorten(out)
+	return out, s.Version
+}
+
+func generation(g workload.Generation) *controlv1.Generation {
+	if g == (workload.Generation{}) {
+		return nil
+	}
+	return &controlv1.Generation{Incarnation: g.Incarnation, Sequence: g.Sequence}
+}
+
+// report is the status of a workload in the words of the control API.
+func report(w *core.Workload) *controlv1.WorkloadStatus {
+	st := w.Status
+	out := &controlv1.WorkloadStatus{
+		WorkloadId: st.ID, State: stateName(st.State), Message: st.Message,
+		LastTransition: timestamppb.New(st.Since), RevisionId: st.Revision,
+		RestartCount: int32(st.RestartCount), Addresses: st.Addresses, Content: st.Content, Health: st.Health,
+		Generation: generation(st.Generation),
+	}
+	for _, p := range st.Ports {
+		out.Ports = append(out.Ports, &controlv1.Port{HostPort: int32(p.HostPort), ContainerPort: int32(p.Port), Protocol: p.Protocol})
+	}
+	switch st.DesiredState {
+	case "running":
+		out.DesiredState = "Running"
+	case "stopped":
+		out.DesiredState = "Stopped"
+	}
+	if !w.Seen.IsZero() {
+		out.ObservedAt = timestamppb.New(w.Seen)
+	}
+	if st.Class != "" {
+		out.Reason = &controlv1.ReasonDetail{
+			Code: string(st.Class), Message: st.Message, LastTransition: timestamppb.New(st.Since), Retryable: !st.Class.Permanent(),
+		}
+		if !st.RetryAt.IsZero() {
+			out.Reason.NextRetryAt = timestamppb.New(st.RetryAt)
+		}
+		if st.State == workload.Failed {
+			out.FailureReason = controlv1.FailureReason(controlv1.FailureReason_value[st.Class.FailureReason(st.Kind)])
+		}
+	}
+	return out
+}
+
+func stateName(s workload.State) string {
+	switch s {
+	case workload.Pending, workload.Running, workload.Stopped, workload.Failed:
+		return string(s)
+	}
+	return "Unknown"
+}
+
+// shorten leaves each message its share of a MiB, if they are more together: when a disk fails, everything on it
+// has a long one, and a heartbeat that is too long to be sent loses the node.
+func shorten(list []*controlv1.WorkloadStatus) {
+	const mostWords = 1 << 20
+	total := 0
+	for _, s := range list {
+		total += len(s.Message) + len(s.GetReason().GetMessage())
+	}
+	if total <= mostWords {
+		return
+	}
+	share := mostWords / len(list) / 2 // of the two that say the same
+	for _, s := range list {
+		s.Message = workload.Tail(s.Message, share)
+		if s.Reason != nil {
+			s.Reason.Message = workload.Tail(s.Reason.Message, share)
+		}
+	}
+}

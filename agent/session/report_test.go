@@ -1,0 +1,34 @@
+package session
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/persys/compute/agent/core"
+	"github.com/persys/compute/agent/workload"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/rpc/dial"
+)
+
+// Every workload of a node fails at once, with the longest of messages.
+func TestAHeartbeatFits(t *testing.T) {
+	words := strings.Repeat("no space left on device ", workload.MaxMetadata/24) + "the end"
+	saved := core.Saved{Status: map[string]core.SavedStatus{}}
+	for i := range 600 {
+		id := fmt.Sprintf("w-%d", i)
+		saved.Intents = append(saved.Intents, &core.Intent{ID: id, Type: workload.Container})
+		saved.Status[id] = core.SavedStatus{Status: &core.Status{ID: id, Message: words, Class: workload.StorageProvisionFailed}}
+	}
+	now := time.Unix(1_800_000_000, 0)
+	list, _ := changes(core.Restore(core.Settings{}, saved, now), true, true, 0, now)
+	if n := proto.Size(&controlv1.HeartbeatRequest{WorkloadStatuses: list}); n > dial.MaxMessage {
+		t.Errorf("%d bytes, at most %d are sent", n, dial.MaxMessage)
+	}
+	if got := list[0].GetReason().GetMessage(); !strings.HasSuffix(got, "the end") || len(got) < 500 {
+		t.Errorf("what is left of a message: %q", got)
+	}
+}

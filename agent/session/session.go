@@ -1,0 +1,453 @@
+// Package session is an agent's conversation with the schedulers of its cluster.
+//
+//   - The agent registers, then sends heartbeats: at the interval that the schedulers name, and soon after
+//     a report has changed. Every twentieth heartbeat has all reports, the others have only the changes.
+//   - Any replica may answer any call. An answer of another cluster, or of a superseded leadership, does
+//     not count.
+//   - A lease counts from the time at which the request for it was sent.
+//   - Losing the schedulers stops nothing. The agent registers again.
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/persys/compute/agent/core"
+	"github.com/persys/compute/agent/fencer"
+	"github.com/persys/compute/agent/host"
+	"github.com/persys/compute/agent/metrics"
+	"github.com/persys/compute/agent/runner"
+	"github.com/persys/compute/agent/spec"
+	"github.com/persys/compute/agent/volume"
+	controlv1 "github.com/persys/compute/api/control/v1"
+)
+
+// protocol that this agent speaks: epochs, generations and our lease lengths.
+const protocol = 1
+
+const (
+	// coalesce is how long a change waits for others before it is reported.
+	coalesce = 100 * time.Millisecond
+	// FullEvery is how many heartbeats carry changes only before one carries everything.
+	FullEvery = 20
+
+	backoffMin = 50 * time.Millisecond
+	backoffMax = 2 * time.Second
+
+	callMin, callMax = time.Second, 5 * time.Second
+	defaultInterval  = 10 * time.Second // contract/wire-control.md
+)
+
+// Control is the schedulers' API; controlv1.AgentControlClient satisfies it. Any replica may answer any
+// call.
+type Control interface {
+	RegisterNode(context.Context, *controlv1.RegisterNodeRequest, ...grpc.CallOption) (*controlv1.RegisterNodeResponse, error)
+	Heartbeat(context.Context, *controlv1.HeartbeatRequest, ...grpc.CallOption) (*controlv1.HeartbeatResponse, error)
+}
+
+// Config of a Session. Metrics and Discovered may be nil.
+type Config struct {
+	Control Control
+	Runner  *runner.Runner
+	Host    host.Host
+	Storage *volume.Manager
+	Metrics *metrics.Metrics
+	Logger  *slog.Logger
+	// Discovered is told of the schedulers that answers name: every replica's address and the leader's,
+	// which may be empty. It must not block.
+	Discovered func(addresses []string, leader string)
+
+	NodeID, Version, Advertise string
+	Labels                     map[string]string
+	Taints                     []*controlv1.Taint
+	FeatureLevel               uint32
+	// Reserved for the machine itself, and the share of the rest that is offered; see the agent's Config.
+	ReservedCPU, ReservedMemory, ReservedDisk int64
+	Threshold                                 int
+}
+
+// State is how the conversation with the schedulers stands.
+type State struct {
+	Registered    bool
+	LastHeartbeat time.Time // acknowledged
+	LeaseUntil    time.Time // by this machine's clock, counted from when the request was sent
+	Draining      bool      // takes no new workloads
+	Problem       string    // of the last call, empty if it succeeded
+}
+
+// Session registers the node and sends heartbeats.
+type Session struct {
+	cfg   Config
+	r     *runner.Runner
+	state atomic.Pointer[State]
+
+	// What follows is used by Run alone.
+	registered bool
+	leaseUntil time.Time
+	lease      time.Duration
+	asked      time.Duration // by fencer.Now, when the last call was sent
+	interval   time.Duration
+	sequence   uint64
+	acked      uint64 // version that the schedulers have
+	measured   uint64 // version of the usage that they have
+	full       bool
+	sinceFull  int
+	answered   core.Epoch
+	failures   int
+	problem    string
+}
+
+// New makes a Session; nothing is sent before Run.
+func New(cfg Config) *Session {
+	c := &Session{cfg: cfg, r: cfg.Runner, interval: defaultInterval, lease: 3 * defaultInterval}
+	c.state.Store(&State{})
+	return c
+}
+
+// State says how the conversation with the schedulers stands.
+func (c *Session) State() State { return *c.state.Load() }
+
+func (c *Session) set(change func(*State)) {
+	next := c.State()
+	change(&next)
+	c.state.Store(&next)
+}
+
+// Run registers and sends heartbeats until ctx ends.
+func (c *Session) Run(ctx context.Context) {
+	// An engine that hangs must not keep the node away. The first registration says whether there is a
+	// fencer.
+	for _, ready := range []<-chan struct{}{c.r.Looked(), c.r.Met()} {
+		select {
+		case <-ready:
+		case <-time.After(callMax):
+		case <-ctx.Done():
+			return
+		}
+	}
+	for ctx.Err() == nil {
+		now := time.Now()
+		if c.registered && !now.Before(c.leaseUntil) {
+			c.cfg.Logger.Warn("the lease has lapsed; registering again", "since", c.leaseUntil)
+			c.registered = false
+		}
+		if c.r.Registers(true) {
+			c.registered = false
+		}
+		var err error
+		if !c.registered {
+			err = c.register(ctx)
+		}
+		if err == nil {
+			err = c.beat(ctx)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		c.note(err)
+		if err != nil {
+			c.pause(ctx)
+			continue
+		}
+		c.wait(ctx, time.Now())
+	}
+}
+
+// note keeps the outcome of a call; a lasting problem is logged when it begins, changes and ends.
+func (c *Session) note(err error) {
+	problem := ""
+	if err != nil {
+		problem = err.Error()
+		c.failures++
+	} else {
+		c.failures = 0
+	}
+	if problem != c.problem {
+		if problem != "" {
+			c.cfg.Logger.Warn("schedulers", "error", problem)
+		} else {
+			c.cfg.Logger.Info("schedulers answer again")
+		}
+		c.problem = problem
+	}
+	c.set(func(s *State) { s.Problem, s.Registered, s.LeaseUntil = problem, c.registered, c.leaseUntil })
+}
+
+func (c *Session) pause(ctx context.Context) {
+	d := backoffMin << min(c.failures-1, 10)
+	d = min(d, backoffMax)
+	d = d/2 + rand.N(d/2+1)
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}
+
+// wait returns when the next heartbeat is due: at the interval, less up to a tenth so that agents
+// do not march in step, or soon after a change.
+func (c *Session) wait(ctx context.Context, from time.Time) {
+	d := c.interval - rand.N(c.interval/10+1)
+	timer := time.NewTimer(time.Until(from.Add(d)))
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+			return
+		case <-c.r.Changed():
+		}
+		select {
+		case <-time.After(coalesce):
+		case <-timer.C:
+			return
+		case <-ctx.Done():
+			return
+		}
+		if c.r.State().Version > c.acked || c.r.Registers(false) {
+			return
+		}
+	}
+}
+
+// deadline of one call: well inside the lease, so that another can follow.
+func (c *Session) deadline() time.Duration {
+	return min(max(c.lease/3, callMin), callMax)
+}
+
+func (c *Session) register(ctx context.Context) error {
+	request := c.Introduction()
+	c.asked = fencer.Now()
+	sent := time.Now()
+	request.Timestamp = timestamppb.New(sent)
+	limited, cancel := context.WithTimeout(ctx, c.deadline())
+	defer cancel()
+	reply, err := c.cfg.Control.RegisterNode(limited, request)
+	c.cfg.Metrics.Said("register", status.Code(err).String())
+	if err != nil {
+		return fmt.Errorf("register: %w", err)
+	}
+	if !reply.Accepted {
+		return fmt.Errorf("register: refused: %s", reply.Reason)
+	}
+	if err := c.hear(reply.ClusterId, spec.Epoch(reply.Epoch)); err != nil {
+		return fmt.Errorf("register: %w", err)
+	}
+	c.registered, c.full, c.sequence = true, true, 0
+	c.extend(sent, reply.LeaseSeconds, reply.LeaseExpiresAt, reply.Epoch != nil)
+	c.setInterval(reply.HeartbeatIntervalSeconds)
+	c.answered = epochOf(reply.Epoch)
+	c.discovered(reply.SchedulerAddrs, reply.LeaderAddr)
+	c.cfg.Logger.Info("registered", "interval", c.interval, "lease", c.lease, "epoch", c.answered.String())
+	return nil
+}
+
+func (c *Session) setInterval(seconds int32) {
+	if seconds > 0 {
+		c.interval = time.Duration(seconds) * time.Second
+	}
+}
+
+// extend takes over a lease. Ours come as a length, counted from when the request was sent; an
+// Legacy v1 scheduler gives the end by its own clock, which has to be believed.
+func (c *Session) extend(sent time.Time, seconds int32, end *timestamppb.Timestamp, ours bool) {
+	switch {
+	case seconds > 0:
+		c.lease = time.Duration(seconds) * time.Second
+		c.leaseUntil = sent.Add(c.lease)
+		c.leased(c.asked + c.lease)
+	case ours:
+		// Not extended: the leader could not confirm itself.
+	case end.IsValid() && end.AsTime().After(sent):
+		c.leaseUntil = end.AsTime()
+		c.lease = c.leaseUntil.Sub(sent)
+	default:
+		c.leaseUntil = sent.Add(c.lease)
+	}
+}
+
+func (c *Session) discovered(addresses []string, leader string) {
+	if fn := c.cfg.Discovered; fn != nil && (len(addresses) > 0 || leader != "") {
+		fn(addresses, leader)
+	}
+}
+
+func (c *Session) beat(ctx context.Context) error {
+	// Legacy v1 schedulers, which name no epoch, expect everything each time.
+	ours := c.answered != core.Epoch{}
+	full := c.full || c.sinceFull >= FullEvery || !ours
+	c.asked = fencer.Now()
+	sent := time.Now()
+	statuses, version := changes(c.r.State(), full, ours, c.acked, sent)
+	c.sequence++
+	request := &controlv1.HeartbeatRequest{
+		NodeId: c.cfg.NodeID, ClusterId: c.r.State().Meta.Epoch.ClusterID, Usage: c.Usage(), WorkloadStatuses: statuses,
+		Timestamp: timestamppb.New(sent), Sequence: c.sequence, Full: full,
+	}
+	since := c.measured
+	if full {
+		since = 0
+	}
+	var measured uint64
+	request.WorkloadUsage, measured = c.WorkloadUsage(since)
+	limited, cancel := context.WithTimeout(ctx, c.deadline())
+	defer cancel()
+	reply, err := c.cfg.Control.Heartbeat(limited, request)
+	c.cfg.Metrics.Said("heartbeat", status.Code(err).String())
+	switch {
+	case status.Code(err) == codes.NotFound:
+		c.registered = false
+		return fmt.Errorf("heartbeat: this node is not known; registering again: %w", err)
+	case err != nil:
+		return fmt.Errorf("heartbeat: %w", err)
+	case !reply.Acknowledged:
+		return errors.New("heartbeat: not acknowledged")
+	}
+	clusterID := reply.Epoch.GetClusterId()
+	if err := c.hear(clusterID, spec.Epoch(reply.Epoch)); err != nil {
+		return fmt.Errorf("heartbeat: %w", err)
+	}
+	answered := epochOf(reply.Epoch)
+	c.acked, c.measured = version, measured
+	c.sinceFull++
+	if full {
+		c.sinceFull = 0
+	}
+	// A new leadership knows nothing of what the one before it was told.
+	c.full = reply.SendFull || answered != c.answered
+	c.answered = answered
+	c.extend(sent, reply.LeaseSeconds, reply.LeaseExpiresAt, reply.Epoch != nil)
+	c.setInterval(reply.HeartbeatIntervalSeconds)
+	c.discovered(reply.SchedulerAddrs, reply.LeaderAddr)
+	changed := c.State().Draining != reply.DrainNode
+	c.set(func(s *State) { s.Draining, s.LastHeartbeat = reply.DrainNode, time.Now() })
+	if changed {
+		if _, err := c.r.Do(core.Drain{On: reply.DrainNode}); err != nil {
+			return fmt.Errorf("heartbeat: drain: %w", err)
+		}
+		c.cfg.Logger.Info("drain", "draining", reply.DrainNode)
+	}
+	if c.full {
+		c.r.Signal()
+	}
+	return nil
+}
+
+// hear tells the core whose answer this is. It is an error if the answer does not count.
+func (c *Session) hear(cluster string, epoch *core.Epoch) error {
+	answer, err := c.r.Do(core.Heard{ClusterID: cluster, Epoch: epoch})
+	switch {
+	case err != nil:
+		return fmt.Errorf("remembering the epoch: %w", err)
+	case answer.Refusal != nil:
+		return answer.Refusal
+	}
+	return nil
+}
+
+// leased notes a lease that the schedulers granted, until a time on fencer.Now.
+func (c *Session) leased(until time.Duration) {
+	if _, err := c.r.Do(core.Leased{Until: until}); err != nil {
+		c.cfg.Logger.Error("state file", "error", err)
+	}
+}
+
+func epochOf(m *controlv1.Epoch) core.Epoch {
+	if e := spec.Epoch(m); e != nil {
+		return *e
+	}
+	return core.Epoch{}
+}
+
+// Reports are all reports, as a full heartbeat has them.
+func (c *Session) Reports() []*controlv1.WorkloadStatus {
+	out, _ := changes(c.r.State(), true, true, 0, time.Now())
+	return out
+}
+
+// Introduction is what a node says of itself.
+func (c *Session) Introduction() *controlv1.RegisterNodeRequest {
+	totals := c.cfg.Host.Totals()
+	var pools []*controlv1.StoragePool
+	for _, p := range c.r.Pools() {
+		pools = append(pools, &controlv1.StoragePool{Name: p.Name, Type: p.Type, TotalGb: p.TotalGB})
+	}
+	state := c.r.State()
+	fencing, bound := state.SelfFencing()
+	var types, all []string
+	for _, e := range state.Engines() {
+		all = append(all, string(e.Kind))
+		if e.Healthy {
+			types = append(types, string(e.Kind))
+		}
+	}
+	// An empty list would mean "an old agent: everything except vm". If no engine is healthy now, all are
+	// named, and the status says why they fail. If there is none at all, "none" matches no workload.
+	switch {
+	case len(all) == 0:
+		types = []string{"none"}
+	case len(types) == 0:
+		types = all
+	}
+	cfg := &c.cfg
+	return &controlv1.RegisterNodeRequest{
+		NodeId: cfg.NodeID,
+		Capabilities: &controlv1.NodeCapabilities{
+			CpuTotalMillicores: totals.CPUMillicores, MemoryTotalMb: totals.MemoryMB,
+			StoragePools:            pools,
+			SupportedWorkloadTypes:  types,
+			SupportedStorageDrivers: append([]string{volume.Local}, cfg.Storage.Drivers()...),
+			EngineId:                state.EngineID(), Taints: cfg.Taints, Protocol: protocol,
+			SelfFencing: fencing, FenceBoundSeconds: uint32(math.Ceil(bound.Seconds())),
+			CpuReservedMillicores: cfg.ReservedCPU, MemoryReservedMb: cfg.ReservedMemory,
+			DiskReservedGb: cfg.ReservedDisk, ResourceThresholdPercent: uint32(cfg.Threshold),
+		},
+		Labels: cfg.Labels, AgentVersion: cfg.Version, GrpcEndpoint: cfg.Advertise,
+		ClusterId: state.Meta.Epoch.ClusterID, Shard: state.Meta.Epoch.Shard, InstanceId: state.Meta.InstanceID, FeatureLevel: cfg.FeatureLevel,
+	}
+}
+
+// Usage is what is promised to workloads and what is in use.
+func (c *Session) Usage() *controlv1.NodeUsage {
+	used, promised := c.cfg.Host.Usage(), c.r.State().Promised()
+	out := &controlv1.NodeUsage{
+		CpuUsedMillicores: used.CPUMillicores, MemoryUsedMb: used.MemoryMB, DiskUsedGb: used.DiskGB,
+		NetRxBytes: used.NetReceived, NetTxBytes: used.NetSent,
+		CpuAllocatedMillicores: promised[0], MemoryAllocatedMb: promised[1], DiskAllocatedGb: promised[2],
+	}
+	for _, p := range c.r.Pools() {
+		out.StoragePools = append(out.StoragePools, &controlv1.StoragePoolUsage{Name: p.Name, UsedGb: p.UsedGB, TotalGb: p.TotalGB})
+	}
+	return out
+}
+
+// WorkloadUsage are the readings newer than a version, and the version they bring a reader to.
+func (c *Session) WorkloadUsage(after uint64) ([]*controlv1.WorkloadUsageSnapshot, uint64) {
+	fresh, version := c.r.Used().After(after)
+	state := c.r.State()
+	out := make([]*controlv1.WorkloadUsageSnapshot, 0, len(fresh))
+	for _, r := range fresh {
+		limit, capped := int64(0), false
+		if w := state.Get(string(r.ID)); w != nil && w.Intent != nil {
+			limit, capped = w.Intent.Traits.DiskLimit, w.Observed != nil && w.Observed.DiskCapped
+		}
+		out = append(out, &controlv1.WorkloadUsageSnapshot{
+			WorkloadId: string(r.ID), Type: string(r.Kind), CpuPercent: r.Percent(), MemoryBytes: r.Memory,
+			DiskReadBytes: r.DiskRead, DiskWriteBytes: r.DiskWrite, NetRxBytes: r.NetReceived, NetTxBytes: r.NetSent,
+			CollectedAt: timestamppb.New(r.At), Source: r.Source,
+			MemoryLimitBytes: r.MemoryLimit, DiskBytes: max(0, r.Disk), DiskLimitBytes: limit, DiskCapped: capped,
+		})
+	}
+	return out, version
+}

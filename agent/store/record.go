@@ -1,0 +1,158 @@
+package store
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/persys/compute/agent/core"
+	"github.com/persys/compute/agent/spec"
+	"github.com/persys/compute/agent/workload"
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/pki"
+)
+
+// record is an intent in the file. Fields of legacy v1 agents keep their names and meaning
+// (contract/state-etcd.md, "Agent local store"); ours are optional.
+type record struct {
+	core.Intent
+	RawSpec json.RawMessage `json:"spec"` // one arm of agentv1.WorkloadSpec, secrets sealed
+	// SealedBy is the id of the key that sealed RawSpec's secrets. It is empty in the file of a legacy v1
+	// agent, where they are plain.
+	SealedBy string `json:"sealed_by,omitempty"`
+	// SealedStack: the text and the URL of a stack are sealed as well. Earlier versions sealed only its
+	// environment.
+	SealedStack bool `json:"sealed_stack,omitempty"`
+	// PreviousType is the last of PreviousTypes in files of earlier versions.
+	PreviousType workload.Kind `json:"previous_type,omitempty"`
+	// HealthCheck is beside the specification, because no instance is replaced for it.
+	HealthCheck json.RawMessage `json:"health_check,omitempty"`
+}
+
+// sealed reports whether every secret of RawSpec is sealed.
+func (r *record) sealed() bool {
+	return r.SealedBy != "" && (r.SealedStack || r.Type != workload.Compose)
+}
+
+var writeJSON = protojson.MarshalOptions{UseProtoNames: true}
+
+// seal fills RawSpec from the specification.
+func (r *record) seal(key *pki.Key) error {
+	body := proto.CloneOf(spec.Of(&r.Intent))
+	err := spec.EachSecret(body, true, func(field, value string) (string, error) {
+		return key.Seal([]byte(value), []byte(r.ID+"\x00"+field))
+	})
+	if err != nil {
+		return fmt.Errorf("workload %q: seal: %w", r.ID, err)
+	}
+	var arm proto.Message
+	switch r.Type {
+	case workload.Compose:
+		arm = body.GetCompose()
+	case workload.VM:
+		arm = body.GetVm()
+	default:
+		arm = body.GetContainer()
+	}
+	if r.RawSpec, err = writeJSON.Marshal(arm); err != nil {
+		return fmt.Errorf("workload %q: spec: %w", r.ID, err)
+	}
+	r.HealthCheck = nil
+	if check := body.GetHealthCheck(); check != nil {
+		if r.HealthCheck, err = writeJSON.Marshal(check); err != nil {
+			return fmt.Errorf("workload %q: health_check: %w", r.ID, err)
+		}
+	}
+	r.SealedBy, r.SealedStack = key.ID(), r.Type == workload.Compose
+	return nil
+}
+
+// open fills the specification from RawSpec, and fields that the record of a legacy v1 agent lacks.
+func (r *record) open(key *pki.Key) error {
+	if r.Type == "" {
+		r.Type = workload.Container
+	}
+	body, err := spec.Parse(r.Type, r.RawSpec)
+	if err != nil {
+		return fmt.Errorf("workload %q: spec: %w", r.ID, err)
+	}
+	if r.SealedBy != "" {
+		err := spec.EachSecret(body, r.SealedStack, func(field, value string) (string, error) {
+			plain, err := key.Open(value, []byte(r.ID+"\x00"+field))
+			if err != nil {
+				return "", fmt.Errorf("%s: %w", field, err)
+			}
+			return string(plain), nil
+		})
+		if err != nil {
+			return fmt.Errorf("workload %q: %w", r.ID, err)
+		}
+	}
+	if len(r.HealthCheck) > 0 {
+		body.HealthCheck = &agentv1.HealthCheck{}
+		if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(r.HealthCheck, body.HealthCheck); err != nil {
+			return fmt.Errorf("workload %q: health_check: %w", r.ID, err)
+		}
+	}
+	r.Body = body
+	if r.Traits, err = spec.Traits(body); err != nil {
+		return fmt.Errorf("workload %q: %w", r.ID, err)
+	}
+	if r.DesiredState == "" {
+		r.DesiredState = "running"
+	}
+	if r.PreviousType != "" {
+		r.PreviousTypes, r.PreviousType = []workload.Kind{r.PreviousType}, ""
+	}
+	if r.SpecHash == "" {
+		if r.SpecHash, err = spec.Hash(key, r.Type, body, r.Labels); err != nil {
+			return fmt.Errorf("workload %q: %w", r.ID, err)
+		}
+		r.EngineContent = r.SpecHash
+		r.LegacyRevision, r.LegacyContent = r.RevisionID, r.SpecHash
+	}
+	return nil
+}
+
+// status is the last report of a workload in the file. The fields up to Metadata are those of legacy v1
+// agents.
+type status struct {
+	ID           string            `json:"id"`
+	Type         workload.Kind     `json:"type"`
+	RevisionID   string            `json:"revision_id"`
+	DesiredState string            `json:"desired_state"`
+	ActualState  string            `json:"actual_state"` // pending, running, stopped, failed, unknown
+	Message      string            `json:"message"`
+	CreatedAt    time.Time         `json:"created_at"`
+	UpdatedAt    time.Time         `json:"updated_at"`
+	Metadata     map[string]string `json:"metadata,omitempty"`
+	Failure      core.Failure      `json:"failure,omitzero"`
+}
+
+func statusOf(w *core.Workload) status {
+	st := w.Status
+	return status{
+		ID: w.ID, Type: w.Kind, RevisionID: st.Revision, DesiredState: w.Intent.DesiredState,
+		ActualState: strings.ToLower(string(st.State)), Message: st.Message,
+		CreatedAt: w.Intent.CreatedAt, UpdatedAt: st.UpdatedAt.UTC(), Metadata: st.Metadata, Failure: w.Failure,
+	}
+}
+
+// saved is the report that was last made, until the engine has been asked.
+func (s *status) saved(in *core.Intent) core.SavedStatus {
+	state := workload.Unknown
+	for _, known := range []workload.State{workload.Pending, workload.Running, workload.Stopped, workload.Failed} {
+		if strings.EqualFold(string(known), s.ActualState) {
+			state = known
+		}
+	}
+	return core.SavedStatus{Failure: s.Failure, Status: &core.Status{
+		ID: in.ID, Kind: in.Type, Revision: in.RevisionID, DesiredState: in.DesiredState, State: state, Message: s.Message,
+		Class: s.Failure.Class, Generation: in.Generation, Metadata: s.Metadata, CreatedAt: in.CreatedAt,
+		UpdatedAt: s.UpdatedAt, Since: s.UpdatedAt, RetryAt: s.Failure.Next,
+	}}
+}

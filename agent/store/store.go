@@ -1,0 +1,368 @@
+package store
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	bolt "go.etcd.io/bbolt"
+	bolterrors "go.etcd.io/bbolt/errors"
+
+	"github.com/persys/compute/agent/core"
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/volume"
+	"github.com/persys/compute/pki"
+)
+
+// Buckets. Legacy v1 agents have workloads, status, volumes and attachments (contract/state-etcd.md,
+// "Agent local store").
+const (
+	bucketWorkloads   = "workloads"
+	bucketStatus      = "status"
+	bucketTasks       = "tasks"
+	bucketTombstones  = "tombstones"
+	bucketMeta        = "meta"
+	bucketImages      = "images" // that this agent pulled, by name, or by id once another image has the name
+	bucketVolumes     = "volumes"
+	bucketAttachments = "attachments"
+)
+
+// metaKey is the key of core.Meta.
+const metaKey = "agent"
+
+// Store is the agent's file. Every write is one transaction, on disk before it returns.
+type Store struct {
+	db  *bolt.DB
+	key *pki.Key
+}
+
+// Open opens or makes the file and its key, <path>.key with mode 0600. A volatile store does
+// not wait for the disk; it is for simulations.
+func Open(path string, volatile bool) (*Store, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, fmt.Errorf("state file %s: %w", path, err)
+	}
+	if err := sound(path); err != nil {
+		return nil, fmt.Errorf("state file %s: damaged (%w): put back a copy of it and of %s.key", path, err, path)
+	}
+	db, err := bolt.Open(path, 0o600, &bolt.Options{
+		Timeout: 500 * time.Millisecond, NoSync: volatile, NoGrowSync: volatile, NoFreelistSync: true, FreelistType: bolt.FreelistMapType,
+	})
+	if errors.Is(err, bolterrors.ErrTimeout) {
+		return nil, fmt.Errorf("state file %s: in use by another agent", path)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("state file %s: %w", path, err)
+	}
+	s := &Store{db: db}
+	if err := s.prepare(path); err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	return s, nil
+}
+
+// sound reads all of a file that is there. The library ends the process over a damaged one, from goroutines of its
+// own, where nobody can say which file it was; what it says itself, it says again when the file is opened.
+func sound(path string) (err error) {
+	if info, err := os.Stat(path); err != nil || info.Size() == 0 {
+		return nil
+	}
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true)) // pages that the file ends before
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%v", p)
+			if _, ok := p.(interface{ Addr() uintptr }); ok {
+				err = errors.New("pages are missing at its end")
+			}
+		}
+	}()
+	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: 500 * time.Millisecond, ReadOnly: true})
+	if err != nil {
+		return nil
+	}
+	defer db.Close()
+	sum := crc32.NewIEEE() // reads them
+	return db.View(func(tx *bolt.Tx) error {
+		return tx.ForEach(func(_ []byte, b *bolt.Bucket) error {
+			return b.ForEach(func(_, value []byte) error {
+				_, err := sum.Write(value)
+				return err
+			})
+		})
+	})
+}
+
+func (s *Store) prepare(path string) error {
+	m, err := s.meta()
+	if err != nil {
+		return fmt.Errorf("state file %s: %w", path, err)
+	}
+	keyPath := path + ".key"
+	if m.KeyID != "" {
+		// A new key would not open what is there; say so instead of making one.
+		if _, err := os.Stat(keyPath); errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("state file %s: sealed under key %s, but the key file %s is missing", path, m.KeyID, keyPath)
+		}
+	}
+	key, _, err := pki.LoadOrCreateKey(keyPath)
+	if err != nil {
+		return fmt.Errorf("key file %s: %w", keyPath, err)
+	}
+	if m.KeyID != "" && m.KeyID != key.ID() {
+		return fmt.Errorf("state file %s: sealed under key %s, but %s holds key %s", path, m.KeyID, keyPath, key.ID())
+	}
+	s.key = key
+	if m.KeyID == "" {
+		m.KeyID = key.ID()
+		m.InstanceID = uuid.NewString()
+		err = s.update(func(w write) error {
+			for _, name := range []string{bucketWorkloads, bucketStatus, bucketTasks, bucketTombstones} {
+				if _, err := w.tx.CreateBucketIfNotExists([]byte(name)); err != nil {
+					return err
+				}
+			}
+			return w.put(bucketMeta, metaKey, m)
+		})
+		if err != nil {
+			return fmt.Errorf("state file %s: %w", path, err)
+		}
+	}
+	return nil
+}
+
+func (s *Store) Close() error { return s.db.Close() }
+
+func (s *Store) meta() (core.Meta, error) {
+	var m core.Meta
+	err := s.db.View(func(tx *bolt.Tx) error {
+		b := tx.Bucket([]byte(bucketMeta))
+		if b == nil {
+			return nil
+		}
+		raw := b.Get([]byte(metaKey))
+		if raw == nil {
+			return nil
+		}
+		if err := json.Unmarshal(raw, &m); err != nil {
+			return fmt.Errorf("bucket %s, key %s: %w", bucketMeta, metaKey, err)
+		}
+		return nil
+	})
+	return m, err
+}
+
+// Load reads the file. Secrets that an earlier version left in plain are sealed.
+func (s *Store) Load() (core.Saved, error) {
+	out := core.Saved{Status: map[string]core.SavedStatus{}}
+	var err error
+	if out.Meta, err = s.meta(); err != nil {
+		return out, err
+	}
+	var plain []*core.Intent
+	byID := map[string]*core.Intent{}
+	err = s.db.View(func(tx *bolt.Tx) error {
+		return errors.Join(
+			each(tx, bucketWorkloads, func(key string, r *record) error {
+				r.ID = cmp.Or(r.ID, key)
+				if err := r.open(s.key); err != nil {
+					return err
+				}
+				if !r.sealed() {
+					plain = append(plain, &r.Intent)
+				}
+				byID[r.ID] = &r.Intent
+				out.Intents = append(out.Intents, &r.Intent)
+				return nil
+			}),
+			each(tx, bucketStatus, func(key string, st *status) error {
+				if in := byID[key]; in != nil {
+					out.Status[key] = st.saved(in)
+				}
+				return nil
+			}),
+			each(tx, bucketTasks, func(_ string, t *core.Task) error {
+				out.Tasks = append(out.Tasks, t)
+				return nil
+			}),
+			each(tx, bucketTombstones, func(_ string, t *core.Tombstone) error {
+				out.Tombstones = append(out.Tombstones, t)
+				return nil
+			}),
+		)
+	})
+	if err == nil && len(plain) > 0 {
+		err = s.Write(core.Store{Intents: plain})
+	}
+	return out, err
+}
+
+// Write carries out a Store effect.
+func (s *Store) Write(e core.Store) error {
+	return s.update(func(w write) error {
+		if e.Meta != nil {
+			if err := w.put(bucketMeta, metaKey, e.Meta); err != nil {
+				return err
+			}
+		}
+		return errors.Join(
+			all(e.Tasks, func(t *core.Task) error { return w.put(bucketTasks, t.ID, t) }),
+			all(e.DropTasks, func(t *core.Task) error { return w.drop(bucketTasks, t.ID) }),
+			all(e.Intents, func(in *core.Intent) error {
+				r := record{Intent: *in}
+				if err := r.seal(s.key); err != nil {
+					return err
+				}
+				return w.put(bucketWorkloads, in.ID, &r)
+			}),
+			all(e.Forget, func(id string) error { return errors.Join(w.drop(bucketWorkloads, id), w.drop(bucketStatus, id)) }),
+			all(e.Tombstones, func(t *core.Tombstone) error { return w.put(bucketTombstones, t.ID, t) }),
+			all(e.DropTombstones, func(id string) error { return w.drop(bucketTombstones, id) }),
+		)
+	})
+}
+
+// WriteStatuses stores reports and failures of workloads that have an order.
+func (s *Store) WriteStatuses(list []*core.Workload) error {
+	return s.update(func(w write) error {
+		return all(list, func(wl *core.Workload) error { return w.put(bucketStatus, wl.ID, statusOf(wl)) })
+	})
+}
+
+// Key of the file: it seals secrets and names specifications.
+func (s *Store) Key() *pki.Key { return s.key }
+
+// Pulled notes an image that a driver pulled. before is the id of the image that had the name until then,
+// which is ours if the name was; it is empty if there was none.
+func (s *Store) Pulled(ref, before string, at time.Time) error {
+	return s.update(func(w write) error {
+		if before != "" {
+			if !w.has(bucketImages, ref) {
+				return nil
+			}
+			ref = before
+		}
+		return w.put(bucketImages, ref, driver.PulledImage{Ref: ref, At: at.UTC()})
+	})
+}
+
+// DropImage forgets an image.
+func (s *Store) DropImage(ref string) error {
+	return s.update(func(w write) error { return w.drop(bucketImages, ref) })
+}
+
+// Images are the images that this agent pulled, oldest first.
+func (s *Store) Images() (out []driver.PulledImage, err error) {
+	err = s.db.View(func(tx *bolt.Tx) error {
+		return each(tx, bucketImages, func(_ string, p *driver.PulledImage) error {
+			out = append(out, *p)
+			return nil
+		})
+	})
+	slices.SortFunc(out, func(a, b driver.PulledImage) int { return cmp.Or(a.At.Compare(b.At), strings.Compare(a.Ref, b.Ref)) })
+	return out, err
+}
+
+// PutVolume, DropVolume, PutAttachment and DropAttachment are volume.Store.
+func (s *Store) PutVolume(r volume.Volume) error {
+	return s.update(func(w write) error { return w.put(bucketVolumes, r.ID, r) })
+}
+
+// DropVolume forgets a volume.
+func (s *Store) DropVolume(id string) error {
+	return s.update(func(w write) error { return w.drop(bucketVolumes, id) })
+}
+
+// PutAttachment stores the use of a volume by a workload.
+func (s *Store) PutAttachment(r volume.Attachment) error {
+	return s.update(func(w write) error { return w.put(bucketAttachments, r.ID, r) })
+}
+
+// DropAttachment forgets the use of a volume.
+func (s *Store) DropAttachment(id string) error {
+	return s.update(func(w write) error { return w.drop(bucketAttachments, id) })
+}
+
+// Volumes are the records of managed volumes.
+func (s *Store) Volumes() (out volume.Records, err error) {
+	err = s.db.View(func(tx *bolt.Tx) error {
+		err := each(tx, bucketVolumes, func(key string, v *volume.Volume) error {
+			v.ID = key
+			out.Volumes = append(out.Volumes, *v)
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		return each(tx, bucketAttachments, func(key string, a *volume.Attachment) error {
+			a.ID = key
+			out.Attachments = append(out.Attachments, *a)
+			return nil
+		})
+	})
+	return out, err
+}
+
+func each[T any](tx *bolt.Tx, bucket string, fn func(key string, v *T) error) error {
+	b := tx.Bucket([]byte(bucket))
+	if b == nil {
+		return nil
+	}
+	return b.ForEach(func(k, raw []byte) error {
+		v := new(T)
+		if err := json.Unmarshal(raw, v); err != nil {
+			return fmt.Errorf("bucket %s, key %s: %w", bucket, k, err)
+		}
+		return fn(string(k), v)
+	})
+}
+
+// all does the same write for each of a list, until one fails.
+func all[T any](list []T, write func(T) error) error {
+	for _, v := range list {
+		if err := write(v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// write is one transaction of the store.
+type write struct{ tx *bolt.Tx }
+
+func (s *Store) update(fn func(write) error) error {
+	return s.db.Update(func(tx *bolt.Tx) error { return fn(write{tx}) })
+}
+
+func (w write) put(bucket, key string, v any) error {
+	raw, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("bucket %s, key %s: %w", bucket, key, err)
+	}
+	b, err := w.tx.CreateBucketIfNotExists([]byte(bucket))
+	if err != nil {
+		return err
+	}
+	return b.Put([]byte(key), raw)
+}
+
+func (w write) has(bucket, key string) bool {
+	b := w.tx.Bucket([]byte(bucket))
+	return b != nil && b.Get([]byte(key)) != nil
+}
+
+func (w write) drop(bucket, key string) error {
+	if b := w.tx.Bucket([]byte(bucket)); b != nil {
+		return b.Delete([]byte(key))
+	}
+	return nil
+}
