@@ -12,10 +12,10 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Role of a replica in Raft's configuration.
+// Role is the role of a replica in the Raft configuration.
 type Role string
 
-// The roles.
+// The roles of a replica.
 const (
 	RoleLeader   Role = "leader"
 	RoleVoter    Role = "voter"
@@ -23,54 +23,54 @@ const (
 	RoleAbsent   Role = "absent" // known, but not in the configuration
 )
 
-// PeerStatus is one replica as this one sees it.
+// PeerStatus describes one replica, as this replica sees it.
 type PeerStatus struct {
 	ID   string
 	Self bool
 	Role Role
-	// Replica is what it announced; nil if nothing is known.
+	// Replica is the published record of the replica; nil if none is known.
 	Replica *fsm.Replica
-	// RaftAddr as in the configuration.
+	// RaftAddr is the address in the Raft configuration.
 	RaftAddr string
-	// Health is alive, suspect (silent for a moment, or not met yet since our
-	// start), dead, or unknown, from gossip: a hint. A replica that gossip has not
-	// met counts as alive while Raft hears it.
+	// Health comes from gossip and is a hint: alive, suspect (it missed a probe, or gossip has not met it
+	// since this process started), dead, or unknown. A replica that gossip has not met counts as alive
+	// while Raft receives messages from it.
 	Health string
-	// LastContact and LastIndex are known to the leader only: the age of the
-	// last answered heartbeat (0 = none yet) and the last log index it told.
+	// LastContact is the age of the last answered heartbeat (0 = none yet), LastIndex the last log index in
+	// that answer. Only the leader knows them.
 	LastContact time.Duration
 	LastIndex   uint64
 }
 
-// Status is this replica's picture of the cluster.
+// Status describes the cluster, as this replica sees it.
 type Status struct {
 	ID        string
 	Name      string
 	ClusterID string
 	Role      Role
-	Leader    LeaderInfo // empty: none known
+	Leader    LeaderInfo // empty if no leader is known
 	StartedAt time.Time
 
 	Term         uint64
-	LastIndex    uint64 // in the log
+	LastIndex    uint64 // last index of the log on disk
 	CommitIndex  uint64
-	AppliedIndex uint64 // shown by Store
-	Digest       uint64 // at AppliedIndex
+	AppliedIndex uint64 // index of the state that Store shows
+	Digest       uint64 // digest of the state at AppliedIndex
 	FeatureLevel uint32
-	// LastContact is the age of the last word from a leader; 0 on the leader.
+	// LastContact is the age of the last message from a leader; 0 on the leader.
 	LastContact time.Duration
 
 	LocalMode       fsm.Mode
 	LocalModeReason string
 	Halted          error
 
-	// Entries and Commands count what this replica has proposed.
+	// Entries and Commands count this replica's proposals.
 	Entries, Commands uint64
 
-	Peers []PeerStatus // by id
+	Peers []PeerStatus // sorted by id
 }
 
-// Status never blocks and never asks anybody.
+// Status returns without blocking and without calling other replicas.
 func (n *Node) Status() Status {
 	view := n.Store().View()
 	info := view.Info()
@@ -150,8 +150,8 @@ func (n *Node) Status() Status {
 	return s
 }
 
-// heard reports whether Raft had word from another replica lately: from the leader,
-// or on the leader from whom it leads.
+// heard reports whether Raft received a message lately: on a follower from the leader id, on the leader
+// from the follower id.
 func (n *Node) heard(id raft.ServerID) bool {
 	if n.IsLeader() {
 		return n.healthy(id)
@@ -160,10 +160,9 @@ func (n *Node) heard(id raft.ServerID) bool {
 	return leader == id && time.Since(n.raft.LastContact()) < 2*n.cfg.Timing.Heartbeat
 }
 
-// LocalMode is what losing the quorum, which cannot be logged, does to this
-// replica's mode: degraded when it has not heard from a leader for
-// Timing.LostContact, else normal. The effective mode is the worse of this and
-// the replicated one (fsm/DESIGN.md).
+// LocalMode is the mode that this replica is in because it lost the quorum: degraded once it has not heard
+// from a leader for Timing.LostContact, else normal. A lost quorum cannot be written to the log. The
+// effective mode is the worse of this one and the replicated one (fsm/DESIGN.md).
 func (n *Node) LocalMode() (fsm.Mode, string) {
 	if err := n.Err(); err != nil {
 		return fsm.ModeDegraded, err.Error()
@@ -181,7 +180,7 @@ func (n *Node) LocalMode() (fsm.Mode, string) {
 	return fsm.ModeNormal, ""
 }
 
-// find resolves a replica by id or name among the configured servers.
+// find returns the configured server with an id or name.
 func (n *Node) find(who string) (raft.Server, bool) {
 	view := n.Store().View()
 	for _, s := range n.servers() {
@@ -195,7 +194,7 @@ func (n *Node) find(who string) (raft.Server, bool) {
 	return raft.Server{}, false
 }
 
-// member is find with an error that names what was not found.
+// member is find with an error that names the missing replica.
 func (n *Node) member(who string) (raft.Server, error) {
 	s, ok := n.find(who)
 	if !ok {
@@ -204,7 +203,7 @@ func (n *Node) member(who string) (raft.Server, error) {
 	return s, nil
 }
 
-// subject is the replica that something is to be done about, by this one if it leads.
+// subject returns the replica that an operation is about, if this replica leads.
 func (n *Node) subject(who string) (raft.Server, error) {
 	if !n.IsLeader() {
 		return raft.Server{}, n.notLeader()
@@ -212,10 +211,9 @@ func (n *Node) subject(who string) (raft.Server, error) {
 	return n.member(who)
 }
 
-// TransferLeadership hands over to the voter with that id or name, or to the
-// most advanced healthy one if who is empty, and returns when this replica
-// knows its new leader. Only the leader can. Proposals are refused meanwhile
-// (ErrNotLeader), none is lost.
+// TransferLeadership hands leadership to the voter with the given id or name, or to the most advanced
+// healthy voter if who is empty. It returns when this replica knows the new leader. Only the leader can do
+// it. Meanwhile proposals are refused with ErrNotLeader; none is lost.
 func (n *Node) TransferLeadership(ctx context.Context, who string) error {
 	if !n.IsLeader() {
 		return n.notLeader()
@@ -274,11 +272,10 @@ func (n *Node) successor(who string) (raft.Server, error) {
 	return best, nil
 }
 
-// RemoveReplica takes a replica, named by id or name, out of the cluster for
-// good; it stops by itself when it learns of it. Without force it is refused if
-// the remaining voters would not be healthy in their majority. Only the leader
-// can; asked to remove itself it hands over first and returns ErrNotLeader, so
-// that the caller asks its successor.
+// RemoveReplica removes the replica with the given id or name from the cluster for good. The replica stops
+// when it learns of it. Without force, the removal is refused if a majority of the remaining voters would
+// not be healthy. Only the leader can do it. A leader that shall remove itself transfers leadership first
+// and returns ErrNotLeader, so that the caller asks the new leader.
 func (n *Node) RemoveReplica(ctx context.Context, who string, force bool) error {
 	s, err := n.subject(who)
 	if err != nil {
@@ -291,12 +288,12 @@ func (n *Node) RemoveReplica(ctx context.Context, who string, force bool) error 
 		return n.notLeader()
 	}
 	if s.Suffrage == raft.Voter && !force {
-		if err := n.sparable(ctx, s.ID); err != nil {
+		if err := n.checkRemovable(ctx, s.ID); err != nil {
 			return fmt.Errorf("replica %q stays: %w", who, err)
 		}
 	}
 	n.members.mu.Lock()
-	n.members.expelled[string(s.ID)] = true
+	n.members.removedByUs[string(s.ID)] = true
 	n.members.mu.Unlock()
 	n.log.Info("removing a replica on request", "replica", string(s.ID), "force", force)
 	if err := n.members.change(ctx, func(d time.Duration) raft.IndexFuture { return n.raft.RemoveServer(s.ID, 0, d) }); err != nil {
@@ -307,9 +304,9 @@ func (n *Node) RemoveReplica(ctx context.Context, who string, force bool) error 
 	return nil
 }
 
-// sparable reports why the cluster cannot do without a voter. A leader that is
-// new has not heard from everybody yet, so a no needs a few heartbeats.
-func (n *Node) sparable(ctx context.Context, id raft.ServerID) error {
+// checkRemovable returns an error if the cluster would lose its quorum without the voter. A new leader has
+// not heard from every follower yet, so it waits for some heartbeats before it refuses.
+func (n *Node) checkRemovable(ctx context.Context, id raft.ServerID) error {
 	deadline := time.Now().Add(3 * n.cfg.Timing.Heartbeat)
 	for {
 		err := n.members.canLose(id, n.servers())
@@ -324,10 +321,9 @@ func (n *Node) sparable(ctx context.Context, id raft.ServerID) error {
 	}
 }
 
-// Leave takes this replica out of the cluster for good: it hands leadership
-// over, asks the leader to remove it, and says goodbye in gossip. It is refused,
-// with the replica still a member, if the others could not do without it. Close
-// it afterwards; its data directory cannot be used again.
+// Leave removes this replica from the cluster for good: it transfers leadership, asks the leader to remove
+// it, and leaves the gossip group. If the other voters cannot do without it, Leave returns an error and the
+// replica stays a member. Call Close afterwards; the data directory cannot be used again.
 func (n *Node) Leave(ctx context.Context) error {
 	n.leaving.Store(true)
 	if err := n.askToLeave(ctx); err != nil {
@@ -335,7 +331,7 @@ func (n *Node) Leave(ctx context.Context) error {
 		if !n.removed.Load() {
 			return err
 		}
-		// It was told of its removal by the log before it was answered.
+		// The log told this replica of its removal before the answer arrived.
 	}
 	n.markRemoved()
 	deadline, ok := ctx.Deadline()
@@ -344,15 +340,15 @@ func (n *Node) Leave(ctx context.Context) error {
 		wait = min(wait, time.Until(deadline))
 	}
 	if n.ctx.Err() != nil {
-		return nil // gossip ends with it
+		return nil // the gossip group ends with its last member
 	}
-	if err := n.gossip.list.Leave(max(wait, time.Millisecond)); err != nil { // 0 would be without limit
+	if err := n.gossip.list.Leave(max(wait, time.Millisecond)); err != nil { // memberlist takes 0 as no timeout
 		n.log.Debug("the others will find out by themselves that this replica has left", "err", err)
 	}
 	return nil
 }
 
-// Depart leaves and then halts with ErrLeft.
+// Depart calls Leave and then halts with ErrLeft.
 func (n *Node) Depart(ctx context.Context) error {
 	if err := n.Leave(ctx); err != nil {
 		return err
@@ -361,9 +357,8 @@ func (n *Node) Depart(ctx context.Context) error {
 	return nil
 }
 
-// Dismiss has a live replica, named by id or name, depart in good order. Only the
-// leader can; if it is itself the one, it hands over and departs. It is refused as
-// RemoveReplica is.
+// Dismiss makes a live replica, given by id or name, call Depart. Only the leader can do it. A leader that
+// dismisses itself transfers leadership and departs. Dismiss is refused in the same cases as RemoveReplica.
 func (n *Node) Dismiss(ctx context.Context, who string) error {
 	s, err := n.subject(who)
 	if err != nil {
@@ -378,7 +373,7 @@ func (n *Node) Dismiss(ctx context.Context, who string) error {
 		return nil
 	}
 	if _, in := n.find(string(s.ID)); !in {
-		return nil // it went before it had answered
+		return nil // the replica stopped before it answered
 	}
 	return fmt.Errorf("replica %q stays: %w", who, err)
 }

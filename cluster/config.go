@@ -15,47 +15,46 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// Config says how one replica is run. Addresses are host:port. Names in
-// capitals are the settings an operator knows them by; errors use them.
+// Config configures one replica. Addresses are host:port. Errors name the environment variables in capitals
+// below.
 type Config struct {
-	// Name is the replica's stable name (SCHEDULER_NAME), by which an emptied
-	// machine is recognised. [A-Za-z0-9][A-Za-z0-9_.-]{0,127}.
+	// Name is the stable name of the replica (SCHEDULER_NAME); a replica that lost its disk is recognised
+	// by it. [A-Za-z0-9][A-Za-z0-9_.-]{0,127}.
 	Name string
-	// DataDir holds the Raft log, snapshots and identity
-	// (SCHEDULER_DATA_DIR). Created if absent; used by one process at a time.
+	// DataDir holds the Raft log, snapshots and the replica id (SCHEDULER_DATA_DIR). It is created if
+	// absent. One process can use it at a time.
 	DataDir string
 
-	// RaftBind (SCHEDULER_RAFT_ADDR) and GossipBind (SCHEDULER_GOSSIP_ADDR)
-	// are listened on; port 0 takes any free one.
+	// RaftBind (SCHEDULER_RAFT_ADDR) and GossipBind (SCHEDULER_GOSSIP_ADDR) are the listen addresses; port
+	// 0 takes any free port.
 	RaftBind, GossipBind string
-	// RaftAdvertise and GossipAdvertise are what other replicas dial. Empty:
-	// the bound address; with a wildcard host, FirstIP.
+	// RaftAdvertise and GossipAdvertise are the addresses that other replicas dial. Default: the bound
+	// address, with FirstIP in place of a wildcard host.
 	RaftAdvertise, GossipAdvertise string
-	// Addresses of the other faces of this process, published to clients and
-	// replicas; empty means it has none.
+	// GRPCAdvertise, HTTPAdvertise and DNSAdvertise are published to clients and replicas; empty means that
+	// this process does not serve that protocol.
 	GRPCAdvertise, HTTPAdvertise, DNSAdvertise string
 
-	// Join lists gossip addresses of replicas (SCHEDULER_JOIN), this one's own
-	// may be among them. At most 64.
+	// Join lists gossip addresses of replicas (SCHEDULER_JOIN), at most 64. The address of this replica may
+	// be among them.
 	Join []string
-	// BootstrapExpect (SCHEDULER_BOOTSTRAP_EXPECT) is how many replicas form a
-	// new cluster together; 0 means this one never forms, 1 that it forms
-	// alone. At most 9.
+	// BootstrapExpect (SCHEDULER_BOOTSTRAP_EXPECT) is the number of replicas that form a new cluster
+	// together, at most 9. With 1 this replica forms a cluster alone; with 0 it never forms one.
 	BootstrapExpect int
-	// AllowSolo lets a replica with no data, no Join and no BootstrapExpect
-	// form alone: -insecure and `persys dev` only.
+	// AllowSolo lets a replica without data, Join and BootstrapExpect form a cluster alone. Set by
+	// -insecure, --init and `persys dev`.
 	AllowSolo bool
-	// ClusterID, when set, is the id the cluster has to have, and the one a
-	// new cluster gets; empty: a random one, and any is accepted.
+	// ClusterID is the id that an existing cluster must have and that a new cluster gets. Empty: any id is
+	// accepted, and a new cluster gets a random one.
 	ClusterID string
-	// Shard is stored with the cluster when it is formed.
+	// Shard is stored in the state when the cluster is formed.
 	Shard string
 
 	// TLS protects the Raft port; nil means plain TCP (-insecure).
 	TLS *TLSConfig
-	// GossipKey of 16, 24 or 32 bytes encrypts gossip; empty means plain.
+	// GossipKey encrypts gossip: 16, 24 or 32 bytes. Empty means plain gossip.
 	GossipKey []byte
-	// GossipKeys open what others have sealed, beside GossipKey, which seals; see
+	// GossipKeys are accepted from other replicas beside GossipKey, which this replica encrypts with; see
 	// Node.SetGossipKeys.
 	GossipKeys [][]byte
 
@@ -64,8 +63,8 @@ type Config struct {
 	// Metrics may be nil.
 	Metrics Metrics
 
-	// Version and FeatureLevel of this program, published to the others. The
-	// leader raises the replicated level to the lowest of all replicas.
+	// Version and FeatureLevel of this program are published to the other replicas. The leader raises the
+	// replicated level to the lowest of all replicas.
 	Version      string
 	FeatureLevel uint32
 }
@@ -73,19 +72,17 @@ type Config struct {
 // TLSConfig is the mutual TLS of the Raft port.
 type TLSConfig struct {
 	Server *tls.Config
-	// Client is asked for a configuration for the host that is dialled.
+	// Client returns the configuration for a connection to host.
 	Client func(host string) *tls.Config
-	// VerifyPeer judges the other side after the handshake, on both sides; it
-	// is where "a scheduler of this cluster" is checked. Nil accepts whoever
-	// the TLS configuration accepted.
+	// VerifyPeer checks on both sides, after the handshake, that the peer is a scheduler of this cluster.
+	// Nil accepts every peer that the TLS configuration accepts.
 	VerifyPeer func(tls.ConnectionState) error
-	// Guard is given every connection, in and out, that was accepted, with what is
-	// beneath it, and returns one that ends when the other side is accepted no more.
-	// Nil: connections stay for as long as they like.
+	// Guard wraps every accepted connection, incoming and outgoing, and closes it when its peer is no
+	// longer accepted. raw is the connection below TLS. Nil: connections are not closed.
 	Guard func(conn, raw net.Conn, state tls.ConnectionState) net.Conn
 }
 
-// TLSFromFiles uses a scheduler's certificate files and talks to schedulers
+// TLSFromFiles returns the TLS configuration for a scheduler's certificate files. It accepts schedulers
 // only.
 func TLSFromFiles(f *pki.Files) *TLSConfig {
 	return &TLSConfig{
@@ -110,50 +107,46 @@ func TLSFromFiles(f *pki.Files) *TLSConfig {
 	}
 }
 
-// Timing holds every duration and bound. Zero fields take the default.
+// Timing holds durations and bounds. Zero fields take their default.
 type Timing struct {
-	// Heartbeat is how long a follower hears nothing before it stands for
-	// election (1 to 2 times this, at random). Default 300 ms.
+	// Heartbeat is the silence after which a follower stands for election: a random time of 1 to 2 times
+	// this. Default 300 ms.
 	Heartbeat time.Duration
-	// Election is how long a candidate waits before it stands again. Default
-	// Heartbeat.
+	// Election is the time after which a candidate stands again. Default Heartbeat.
 	Election time.Duration
-	// LeaderLease is how long a leader that hears from no quorum stays leader.
-	// Default 5/6 of Heartbeat.
+	// LeaderLease is the time for which a leader that hears from no quorum stays leader. Default 5/6 of
+	// Heartbeat.
 	LeaderLease time.Duration
 	// RPC bounds one Raft or peer call. Default 5 s.
 	RPC time.Duration
-	// NoFastFailover turns off standing at once when the leader's process is
-	// known to be dead (see failover.go).
+	// NoFastFailover turns off standing for election as soon as the leader's process is known to be dead
+	// (failover.go).
 	NoFastFailover bool
 
-	// SnapshotEntries or SnapshotBytes of log since the last snapshot make a
-	// new one, if that is not much larger (see snapshotDue). Defaults 8192 and 128 MiB.
+	// A snapshot is due when the log has grown by SnapshotEntries or SnapshotBytes since the last one,
+	// unless the state is much larger (snapshotDue). Defaults 8192 and 128 MiB.
 	SnapshotEntries uint64
 	SnapshotBytes   int64
-	// SnapshotInterval is how often the bounds are looked at: after once to twice that
-	// long. Default 5 s.
+	// SnapshotInterval is the period of that check, a random time of 1 to 2 times this. Default 5 s.
 	SnapshotInterval time.Duration
-	// TrailingEntries stay in the log after a snapshot, so that a replica that
-	// was away briefly needs none. Default 2048.
+	// TrailingEntries stay in the log after a snapshot, so that a replica that was away briefly needs no
+	// snapshot. Default 2048.
 	TrailingEntries uint64
 
-	// InFlight bounds log entries between proposal and answer. Default 4.
+	// InFlight is the number of log entries between proposal and answer. Default 4.
 	InFlight int
 
 	// Reconcile is the period of the membership loop. Default 1 s.
 	Reconcile time.Duration
-	// Stabilize is how long a newcomer has to be caught up before it gets a
-	// vote. Default 3 s.
+	// Stabilize is the time for which a new replica must be caught up before it gets a vote. Default 3 s.
 	Stabilize time.Duration
-	// DeadAfter is how long a server has to be dead before the leader removes
-	// it, and then only while enough healthy voters remain. Default 72 h;
-	// negative: never.
+	// DeadAfter is the time after which the leader removes a dead server, if enough healthy voters remain.
+	// Default 72 h; negative: never.
 	DeadAfter time.Duration
 	// Compare is the period of the divergence check. Default 5 s.
 	Compare time.Duration
-	// LostContact is how long a replica without a leader waits before
-	// LocalMode says degraded. Default 1 s, at least 3 elections.
+	// LostContact is the time without a leader after which LocalMode is degraded. Default 1 s, at least 3
+	// elections.
 	LostContact time.Duration
 	// FastGossip makes failure detection quick, for loopback and tests.
 	FastGossip bool
@@ -272,7 +265,7 @@ func (c Config) validate() error {
 		bad("SCHEDULER_JOIN: %d addresses, limit 64", len(c.Join))
 	}
 	for _, j := range c.Join {
-		if pki.IsJoinToken(j) { // a secret: not to be shown
+		if pki.IsJoinToken(j) { // the error must not show a secret
 			bad("SCHEDULER_JOIN: a join token and something else, want the token alone or addresses")
 		} else if host, port, err := splitAddr(j); err != nil {
 			bad("SCHEDULER_JOIN: %w", err)
@@ -312,8 +305,7 @@ func splitAddr(a string) (host string, port int, err error) {
 	return host, port, nil
 }
 
-// advertised is the address that others dial: the configured one, else the
-// bound one with a wildcard host replaced.
+// advertised returns the configured address, or the bound one with a wildcard host replaced by FirstIP.
 func advertised(configured string, bound net.Addr) (string, error) {
 	if configured != "" {
 		return configured, nil
@@ -328,8 +320,7 @@ func advertised(configured string, bound net.Addr) (string, error) {
 	return net.JoinHostPort(host, port), nil
 }
 
-// FirstIP is the first address of this machine that others may reach, IPv4 before IPv6, else
-// 127.0.0.1.
+// FirstIP is the first address of this machine that is not loopback, IPv4 before IPv6, or 127.0.0.1.
 func FirstIP() string {
 	addrs, _ := net.InterfaceAddrs()
 	return firstIP(addrs)
@@ -350,7 +341,8 @@ func firstIP(addrs []net.Addr) string {
 	return cmp.Or(six, "127.0.0.1")
 }
 
-// errNoWayIn is what a replica says that has nothing to start from (cluster/DESIGN.md).
+// errNoWayIn is the error of a replica that has no data, nothing to join and may not form a cluster
+// (cluster/DESIGN.md).
 func errNoWayIn(dir string) error {
 	return fmt.Errorf("%w: %s holds no data, and neither SCHEDULER_BOOTSTRAP_EXPECT "+
 		"(how many replicas form a new cluster together) nor SCHEDULER_JOIN (gossip addresses of a cluster to join) is set; "+

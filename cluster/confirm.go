@@ -11,9 +11,9 @@ import (
 )
 
 const (
-	// confirmEvery is the least distance between two barriers.
+	// confirmEvery is the shortest time between two barriers.
 	confirmEvery = time.Millisecond
-	// confirmLimit bounds one barrier; without a quorum Raft gives up earlier.
+	// confirmLimit bounds one barrier. Without a quorum Raft gives up earlier.
 	confirmLimit = 10 * time.Second
 )
 
@@ -27,9 +27,9 @@ func newHead(epoch fsm.Epoch, at time.Time) *commandHead {
 	return h
 }
 
-// confirmer shares barriers among callers. Whoever asks joins the batch that
-// has not started yet, so the barrier is always proposed after the request
-// arrived; the library's VerifyLeader promises no such thing (cluster/DESIGN.md).
+// confirmer shares barriers among callers. A caller joins the next batch that has not started, so its
+// barrier is always proposed after its call began. The library's VerifyLeader does not promise that
+// (cluster/DESIGN.md).
 type confirmer struct {
 	n       *Node
 	mu      sync.Mutex
@@ -44,10 +44,9 @@ type confirmation struct {
 	err         error
 }
 
-// Confirm proves that this replica still leads: it returns once a barrier that
-// was proposed after the call began is committed and applied here. The index is
-// the barrier's; a View at or above it shows everything committed before the
-// call. Errors: as Propose; ErrUnknownOutcome too means "not confirmed".
+// Confirm proves that this replica still leads: it returns once a barrier that was proposed after the call
+// began is committed and applied here. A View at or above the returned index shows everything that was
+// committed before the call. Errors are those of Propose; ErrUnknownOutcome means "not confirmed" here.
 func (n *Node) Confirm(ctx context.Context) (index uint64, err error) {
 	index, _, err = n.conf.confirm(ctx)
 	return index, err
@@ -80,8 +79,8 @@ func (c *confirmer) confirm(ctx context.Context) (index, term uint64, err error)
 	}
 }
 
-// run starts batches until none waits. Batches overlap: the next one does not
-// wait for the commit of the one before.
+// run starts batches until no caller waits. Batches overlap: a batch does not wait for the commit of the
+// one before.
 func (c *confirmer) run() {
 	for {
 		c.mu.Lock()

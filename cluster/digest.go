@@ -9,10 +9,9 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// compareDigests asks the voters, now and then, for their digest at an index
-// that this replica has applied too (decision 3). Every replica judges itself:
-// one that differs from what a majority of voters agrees on is wrong, whatever
-// it thinks, and stops. Nobody has to be trusted to accuse another.
+// compareDigests asks the voters for their digest at an index that this replica has applied as well
+// (cluster/DESIGN.md). Each replica judges only itself: if its digest differs from the one that a majority
+// of voters agrees on, its state is wrong, and it stops.
 func (n *Node) compareDigests() {
 	var index uint64
 	for {
@@ -21,7 +20,7 @@ func (n *Node) compareDigests() {
 			return
 		case <-time.After(n.cfg.Timing.Compare):
 		}
-		// The index of one period ago: the others have it by now.
+		// Ask for the index of one period ago: the other replicas have applied it by now.
 		if own, ok := n.machine.digests.at(index); ok {
 			n.compareAt(index, own)
 		}

@@ -14,20 +14,17 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// Standing at once when the leader's process is dead.
+// Fast failover: a voter stands for election at once when the leader's process is dead.
 //
-// Raft waits a heartbeat timeout because silence may be slowness. A refused
-// connection is not silence: the leader's machine answers and says that nobody
-// listens. So a voter whose connection from the leader breaks asks the leader's
-// port; if it is refused, the voter gives its own Raft a TimeoutNow, as a
-// leader does when it hands over, and skips the wait and the pre-vote.
+// Raft waits for a heartbeat timeout because a silent leader may only be slow. A refused connection means
+// more: the leader's machine answers that no process listens. So a voter whose connection from the leader
+// breaks dials the leader's port. If the connection is refused, the voter gives its own Raft a TimeoutNow
+// message, as a leader does in a transfer, and skips the timeout and the pre-vote.
 //
-// Nothing is unsafe about it, since votes are counted as always: the worst a
-// wrong guess could do is a needless change of leader. It is kept from doing
-// even that: only ECONNREFUSED counts (a timeout, a reset, an unreachable host
-// may be a partition), only from the leader believed in, only as a voter, once
-// per leader and term. Voters wait by rank, so that the second stands only if
-// the first did not win.
+// This is safe, because votes are counted as always. A wrong guess would only cause a needless change of
+// leader. To avoid that, only ECONNREFUSED counts (a timeout, a reset or an unreachable host may be a
+// partition), only from the present leader, only on a voter, and once per leader and term. Voters wait by
+// rank, so that the second stands only if the first did not win.
 const (
 	probeEvery = 2 * time.Millisecond
 	probeFor   = 150 * time.Millisecond
@@ -47,8 +44,8 @@ type failover struct {
 	}
 }
 
-// broken is told that a connection from a replica ended. It never blocks.
-func (f *failover) broken(from string) {
+// connectionBroke is called when a connection from a replica ended. It never blocks.
+func (f *failover) connectionBroke(from string) {
 	if f.off {
 		return
 	}
@@ -86,7 +83,7 @@ func (f *failover) consider(from raft.ServerID) {
 	if !voter || !f.refused(string(addr)) {
 		return
 	}
-	if !f.turn(rank, leader, term) {
+	if !f.waitForTurn(rank, leader, term) {
 		return
 	}
 	f.mu.Lock()
@@ -100,10 +97,10 @@ func (f *failover) consider(from raft.ServerID) {
 	}
 }
 
-// turn waits until it is this replica's turn to stand, and reports whether there
-// is still a need. Having voted for another candidate means that there is none:
-// it wins, or the usual timeouts decide.
-func (f *failover) turn(rank int, leader raft.ServerID, term uint64) bool {
+// waitForTurn waits until this replica may stand, and reports whether an election is still needed. If this
+// replica has voted for another candidate, none is needed: that candidate wins, or the usual timeouts
+// decide.
+func (f *failover) waitForTurn(rank int, leader raft.ServerID, term uint64) bool {
 	r := f.n.raft
 	wait := time.Duration(rank) * rankStep
 	if rank > 0 {
@@ -123,8 +120,8 @@ func (f *failover) turn(rank int, leader raft.ServerID, term uint64) bool {
 			if now == last {
 				return true
 			}
-			// Somebody stood and we have not voted, or not yet: a vote is
-			// written to disk first. Once more, then it was refused.
+			// Another replica stands, and our vote may not be on disk yet. Wait one more step; after that
+			// the vote was refused.
 			last, deadline = now, time.Now().Add(rankStep)
 			continue
 		}
@@ -136,11 +133,11 @@ func (f *failover) turn(rank int, leader raft.ServerID, term uint64) bool {
 	}
 }
 
-// keyLastVote is where the library keeps the term of its last vote.
+// keyLastVote is the key under which the library stores the term of its last vote.
 var keyLastVote = []byte("LastVoteTerm")
 
-// rank is this replica's place among the voters other than the leader; with the
-// freshest log unknown, the order of ids is as good as any.
+// rank is the position of this replica among the voters other than the leader, in the order of their ids.
+// Which voter has the freshest log is not known.
 func (f *failover) rank(leader raft.ServerID) (rank int, voter bool) {
 	var ids []string
 	for _, s := range f.n.servers() {
@@ -157,9 +154,8 @@ func (f *failover) rank(leader raft.ServerID) (rank int, voter bool) {
 	return 0, false
 }
 
-// refused reports whether addr's machine says that nobody listens there. While
-// a process dies its port may outlive its connections for a moment: a connect
-// that succeeds but ends at once is asked again.
+// refused reports whether the machine at addr refuses the connection. The port of a dying process may
+// accept for a moment longer: a connection that ends at once is tried again.
 func (f *failover) refused(addr string) bool {
 	deadline := time.Now().Add(probeFor)
 	for time.Now().Before(deadline) {
@@ -172,7 +168,7 @@ func (f *failover) refused(addr string) bool {
 		if err != nil {
 			return false
 		}
-		alive := lingers(conn)
+		alive := staysOpen(conn)
 		conn.Close()
 		if alive {
 			return false
@@ -186,9 +182,9 @@ func (f *failover) refused(addr string) bool {
 	return false
 }
 
-// lingers reports whether a fresh connection stays open for a moment, as it
-// does when somebody has accepted it and waits for a greeting.
-func lingers(conn net.Conn) bool {
+// staysOpen reports whether a new connection stays open for a moment, as it does when a process has
+// accepted it and waits for a greeting.
+func staysOpen(conn net.Conn) bool {
 	conn.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
 	_, err := conn.Read(make([]byte, 1))
 	return err == nil || !(errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET))

@@ -16,35 +16,34 @@ import (
 	"github.com/persys/compute/fsm/store"
 )
 
-// machine adapts the pure state machine to Raft: one Tx and one published root
-// per log entry. After the first entry it cannot apply it applies nothing more
-// and refuses snapshots, because skipping would let replicas diverge.
+// machine adapts the pure state machine to Raft: one Tx and one published root per log entry. After an
+// entry that it cannot apply it applies nothing more and refuses snapshots, because skipping an entry would
+// make replicas diverge.
 type machine struct {
-	state   fsm.State // touched by Raft's FSM goroutine only
+	state   fsm.State // used by Raft's FSM goroutine only
 	unpack  unpacker
 	decoder fsm.Decoder
 	store   *store.Store
 	digests digestRing
 	halt    func(error)
 	halted  atomic.Bool
-	// expect is the cluster id that the state must have once it has one; known
-	// that it was seen and is right.
+	// expect is the cluster id that the state must have; known is set once the state had it.
 	expect string
-	shard  string // the one it must be of; "" = any
+	shard  string // shard that the cluster must have; "" = any
 	known  bool
-	// learned is called when the state first shows a cluster id.
+	// learned is called when the state first has a cluster id.
 	learned func(id string)
-	// frozenAt is called when a snapshot is begun.
-	frozenAt func()
-	// restoring is called when a snapshot was read, before it takes the state's place.
+	// onSnapshot is called when a snapshot begins.
+	onSnapshot func()
+	// restoring is called after a snapshot was read, before it replaces the state.
 	restoring func() error
 	metrics   Metrics
-	// restoreErr is the first failure to restore; the library would quietly
-	// take an older snapshot instead.
+	// restoreErr is the first error of a restore. Without it the library would silently use an older
+	// snapshot.
 	restoreErr error
 }
 
-// applied is what Apply answers for one log entry.
+// applied is the answer of Apply for one log entry.
 type applied struct {
 	index, term uint64
 	results     []fsm.Result
@@ -52,7 +51,7 @@ type applied struct {
 
 func newMachine() *machine {
 	s := fsm.New()
-	return &machine{state: s, store: store.New(s), halt: func(error) {}, learned: func(string) {}, frozenAt: func() {}, restoring: func() error { return nil }, metrics: noMetrics{}}
+	return &machine{state: s, store: store.New(s), halt: func(error) {}, learned: func(string) {}, onSnapshot: func() {}, restoring: func() error { return nil }, metrics: noMetrics{}}
 }
 
 // Apply returns *applied or an error.
@@ -80,7 +79,7 @@ func (m *machine) Apply(l *raft.Log) (answer any) {
 	for i := range a.results {
 		cmd, err := m.decoder.Next()
 		if err != nil {
-			return m.unreadable(l, err) // and nothing of the entry is applied
+			return m.unreadable(l, err) // nothing of the entry is applied
 		}
 		a.results[i], _ = tx.Apply(fsm.Meta{Index: l.Index, Term: l.Term}, cmd)
 	}
@@ -113,7 +112,7 @@ func (m *machine) stop(err error) error {
 func (m *machine) admit(info fsm.Info) error {
 	id := info.ClusterID
 	if id == "" || m.known {
-		return nil // it cannot change once it is set
+		return nil // the id cannot change once it is set
 	}
 	if want := m.expect; want != "" && want != id {
 		return fmt.Errorf("%w: the log is of cluster %q, this replica belongs to %q", ErrWrongCluster, id, want)
@@ -126,20 +125,19 @@ func (m *machine) admit(info fsm.Info) error {
 	return nil
 }
 
-// StoreConfiguration makes it a raft.ConfigurationStore: membership changes
-// advance the index that a snapshot may be taken at.
+// StoreConfiguration implements raft.ConfigurationStore, so that membership changes advance the index at
+// which a snapshot can be taken.
 func (m *machine) StoreConfiguration(uint64, raft.Configuration) {}
 
 func (m *machine) Snapshot() (raft.FSMSnapshot, error) {
 	if m.halted.Load() {
 		return nil, ErrClosed
 	}
-	m.frozenAt()
+	m.onSnapshot()
 	return &frozen{m.state, m.metrics}, nil
 }
 
-// Restore builds the new state aside and publishes it only when the whole
-// stream was read and verified.
+// Restore builds the new state and publishes it only after the whole stream was read and verified.
 func (m *machine) Restore(src io.ReadCloser) (err error) {
 	defer src.Close()
 	defer func(began time.Time) {
@@ -192,7 +190,7 @@ func (f *frozen) Persist(sink raft.SnapshotSink) (err error) {
 
 func (f *frozen) Release() {}
 
-// digestRing remembers the digests of the newest entries.
+// digestRing keeps the digests of the newest entries.
 type digestRing struct {
 	mu    sync.Mutex
 	slots [4096]struct{ index, digest uint64 }

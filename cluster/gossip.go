@@ -16,10 +16,10 @@ import (
 	"github.com/hashicorp/memberlist"
 )
 
-// Gossip finds replicas and suspects dead ones. It proves nothing: whoever it
-// names is asked on the Raft port who it is (cluster/DESIGN.md).
+// Gossip finds replicas and suspects dead ones. It proves nothing: each replica that it names is asked on
+// the Raft port who it is (cluster/DESIGN.md).
 
-// hint is what gossip carries about a replica: at most 512 bytes.
+// hint is the metadata of a replica in gossip, at most 512 bytes.
 type hint struct {
 	Name string `json:"n"`
 	Raft string `json:"r"`
@@ -28,47 +28,46 @@ type hint struct {
 
 const hintLimit = memberlist.MetaMaxSize
 
-// How fast a replica is missed. DNS names a silent one last after suspectAfter
-// and not at all once gossip has given it up: both within the TTL of the
-// schedulers' records, 5 s, and the first within a second.
+// Failure detection. DNS lists a silent replica last after suspectAfter (under a second), and omits it once
+// gossip holds it for dead. Both are within the 5 s TTL of the schedulers' records.
 const (
 	pingEvery    = 250 * time.Millisecond
 	suspectAfter = 600 * time.Millisecond
-	probeWait    = 200 * time.Millisecond // for one answer
-	// suspicion times probe interval is how long gossip asks around before it
-	// gives a replica up: 2 s.
+	probeWait    = 200 * time.Millisecond // timeout of one probe
+	// suspicion times the probe interval is the time for which gossip asks other members before it declares
+	// a replica dead: 2 s.
 	suspicion = 8
-	// unheardAfter is how long a replica that gossip has never met since our start,
-	// and Raft does not hear, is waited for: as long as one that was met once.
-	unheardAfter = 3 * time.Second
-	// goodbyeLimit is how long a replica that stops may take to say so.
-	goodbyeLimit = 400 * time.Millisecond
+	// neverMetTimeout is the time for which a replica that gossip has not met since the start, and that
+	// Raft does not hear, counts as suspect. It is as long as for a replica that was met.
+	neverMetTimeout = 3 * time.Second
+	// leaveTimeout bounds the leave message of a replica that stops.
+	leaveTimeout = 400 * time.Millisecond
 )
 
 type gossip struct {
 	n       *Node
 	lookup  lookup
 	list    *memberlist.Memberlist
-	keys    *memberlist.Keyring // nil: gossip is plain
+	keys    *memberlist.Keyring // nil: plain gossip
 	meta    []byte
 	changed chan struct{} // capacity 1
 
-	addr string // advertised
+	addr string // advertised address
 	end  sync.Once
 
 	mu   sync.Mutex
-	seen map[string]sighting  // who is alive, by raft id; memberlist's own list may only be read inside its callbacks
-	dead map[string]time.Time // raft id → when gossip lost it
-	word map[string]time.Time // raft id → when it last answered, or joined
-	// sought: raft id → since when a server of the configuration that is neither
-	// seen nor dead has been waited for. What gossip knew before our start is not
-	// kept: who died meanwhile would be missed by nobody here.
-	sought map[string]time.Time
+	seen map[string]sighting  // members that are alive, by Raft id; memberlist's own list may be read in its callbacks only
+	dead map[string]time.Time // Raft id → time at which gossip declared it dead
+	word map[string]time.Time // Raft id → time of its last answer, or of its join
+	// neverMet: Raft id → time since which this process waits for a configured server that is neither seen
+	// nor dead. Gossip keeps nothing over a restart, so a server that died meanwhile would otherwise never
+	// be declared dead here.
+	neverMet map[string]time.Time
 }
 
 func startGossip(n *Node, hooks hooks) (*gossip, error) {
 	c := &n.cfg
-	g := &gossip{n: n, lookup: net.DefaultResolver.LookupIPAddr, changed: make(chan struct{}, 1), seen: map[string]sighting{}, dead: map[string]time.Time{}, word: map[string]time.Time{}, sought: map[string]time.Time{}}
+	g := &gossip{n: n, lookup: net.DefaultResolver.LookupIPAddr, changed: make(chan struct{}, 1), seen: map[string]sighting{}, dead: map[string]time.Time{}, word: map[string]time.Time{}, neverMet: map[string]time.Time{}}
 	if hooks.lookup != nil {
 		g.lookup = hooks.lookup
 	}
@@ -91,11 +90,11 @@ func startGossip(n *Node, hooks hooks) (*gossip, error) {
 		mc.GossipInterval = 20 * time.Millisecond
 		mc.PushPullInterval = time.Second
 	}
-	// The raft id: unique, and another one after the disk was lost.
+	// The name in gossip is the Raft id: it is unique, and a replica that lost its disk has a new one.
 	mc.Name = n.id
 	mc.Delegate, mc.Events = g, g
 	mc.Logger = gossipLogger(n.log)
-	mc.DeadNodeReclaimTime = time.Second // a restart on another address
+	mc.DeadNodeReclaimTime = time.Second // for a restart at another address
 	if len(c.GossipKey) > 0 {
 		if mc.Keyring, err = memberlist.NewKeyring(c.GossipKeys, c.GossipKey); err != nil {
 			return nil, fmt.Errorf("gossip keys: %w", err)
@@ -131,16 +130,16 @@ func startGossip(n *Node, hooks hooks) (*gossip, error) {
 	}
 	if g.addr = c.GossipAdvertise; g.addr == "" {
 		g.mu.Lock()
-		g.addr = g.seen[n.id].gossipAddr // we were the first to join
+		g.addr = g.seen[n.id].gossipAddr // this replica was the first member
 		g.mu.Unlock()
 	}
 	return g, nil
 }
 
-// lookup finds the addresses of a name.
+// lookup resolves a host name.
 type lookup func(ctx context.Context, host string) ([]net.IPAddr, error)
 
-// resolve turns a host into an IP, because memberlist takes nothing else.
+// resolve turns a host into an IP address: memberlist accepts no names.
 func (g *gossip) resolve(host string) (string, error) {
 	ips, err := g.resolveAll(host)
 	if err != nil {
@@ -149,7 +148,7 @@ func (g *gossip) resolve(host string) (string, error) {
 	return ips[0], nil
 }
 
-// resolveAll is resolve for a name that stands for several: at least one, all IPv4 or all IPv6.
+// resolveAll returns all addresses of a name, at least one, and either all IPv4 or all IPv6.
 func (g *gossip) resolveAll(host string) ([]string, error) {
 	if host == "" {
 		return []string{"0.0.0.0"}, nil
@@ -166,7 +165,8 @@ func (g *gossip) resolveAll(host string) ([]string, error) {
 	if len(found) == 0 {
 		return nil, fmt.Errorf("%s has no address", host)
 	}
-	// Replicas advertise one address each, IPv4 before IPv6: others would be asked for ever.
+	// Each replica advertises one address, IPv4 before IPv6. A second address of a replica would never
+	// become a member and would be dialled for ever.
 	if four := slices.DeleteFunc(slices.Clone(found), func(a net.IPAddr) bool { return a.IP.To4() == nil }); len(four) > 0 {
 		found = four
 	}
@@ -177,9 +177,8 @@ func (g *gossip) resolveAll(host string) ([]string, error) {
 	return ips, nil
 }
 
-// SetGossipKeys replaces the keys of gossip: all open what others have sealed, one of
-// them seals. Packets that are on their way are lost at worst: a replica installs a key
-// before any other seals with it.
+// SetGossipKeys replaces the gossip keys: seals encrypts, all of them decrypt. It loses at most the packets
+// under way, because every replica installs a new key before any replica encrypts with it.
 func (n *Node) SetGossipKeys(seals []byte, all [][]byte) error {
 	ring := n.gossip.keys
 	if ring == nil {
@@ -199,8 +198,8 @@ func (n *Node) SetGossipKeys(seals []byte, all [][]byte) error {
 	if err := ring.UseKey(seals); err != nil {
 		return fmt.Errorf("gossip key: %w", err)
 	}
-	// The library moves what stands behind a removed key, in memory that its readers look
-	// at. So keys are removed from the end, and what is still wanted is added again.
+	// The library moves the keys behind a removed one, in memory that readers use at that moment. So remove
+	// keys from the end, and add those that are still wanted again.
 	keys := slices.Clone(ring.GetKeys())
 	first := slices.IndexFunc(keys, func(k []byte) bool {
 		return !slices.ContainsFunc(all, func(a []byte) bool { return bytes.Equal(a, k) })
@@ -223,12 +222,12 @@ func (n *Node) gossipAddr() string {
 	return n.gossip.addr
 }
 
-// sighting is one replica as gossip sees it.
+// sighting is one replica in gossip.
 type sighting struct {
 	id, name, raftAddr, grpcAddr, gossipAddr string
 }
 
-// alive lists the other members that gossip holds to be alive, by id.
+// alive lists the other members that are alive, by id.
 func (g *gossip) alive() []sighting {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -242,7 +241,7 @@ func (g *gossip) alive() []sighting {
 	return out
 }
 
-// deadSince says since when gossip misses the replica.
+// deadSince returns the time at which gossip declared the replica dead.
 func (g *gossip) deadSince(id string) (time.Time, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -250,8 +249,8 @@ func (g *gossip) deadSince(id string) (time.Time, bool) {
 	return at, ok
 }
 
-// silent reports whether a replica that gossip holds to be alive has not answered
-// for suspectAfter: too long to be asked first, too short to be given up.
+// silent reports whether a member that gossip holds for alive has not answered for suspectAfter. DNS lists
+// such a replica last.
 func (g *gossip) silent(id string, now time.Time) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -259,9 +258,8 @@ func (g *gossip) silent(id string, now time.Time) bool {
 	return ok && now.Sub(at) > suspectAfter
 }
 
-// listen asks every other replica for a sign of life. Gossip's own probes go
-// round, one replica per interval, and what it suspects it keeps to itself until
-// it is sure.
+// listen pings every other replica. Gossip's own probes reach one replica per interval, and memberlist does
+// not tell whom it suspects.
 func (g *gossip) listen() {
 	tick := time.NewTicker(pingEvery)
 	defer tick.Stop()
@@ -272,14 +270,14 @@ func (g *gossip) listen() {
 		case <-g.n.ctx.Done():
 			return
 		case now := <-tick.C:
-			g.seek(now)
+			g.expireNeverMet(now)
 		}
 		for _, s := range g.alive() {
-			addr, err := net.ResolveUDPAddr("udp", s.gossipAddr) // an IP: no look-up
+			addr, err := net.ResolveUDPAddr("udp", s.gossipAddr) // an IP address: no lookup
 			if err != nil {
 				continue
 			}
-			// At most one interval long, so at most one or two at a time.
+			// A ping takes at most one interval, so at most two per replica run at once.
 			pings.Go(func() {
 				if _, err := g.list.Ping(s.id, addr); err != nil {
 					return
@@ -294,13 +292,13 @@ func (g *gossip) listen() {
 	}
 }
 
-// seek gives up the servers of the configuration that have been waited for in
-// vain. Whoever turns up later is there again at once.
-func (g *gossip) seek(now time.Time) {
+// expireNeverMet declares configured servers dead that gossip has not met in time. A server that turns up
+// later is alive again at once.
+func (g *gossip) expireNeverMet(now time.Time) {
 	servers := g.n.servers()
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	waited := make(map[string]time.Time, len(g.sought))
+	waited := make(map[string]time.Time, len(g.neverMet))
 	for _, s := range servers {
 		id := string(s.ID)
 		_, seen := g.seen[id]
@@ -308,24 +306,24 @@ func (g *gossip) seek(now time.Time) {
 		if id == g.n.id || seen || dead || g.n.heard(s.ID) {
 			continue
 		}
-		since, ok := g.sought[id]
+		since, ok := g.neverMet[id]
 		if !ok {
 			since = now
 		}
-		if now.Sub(since) < unheardAfter {
+		if now.Sub(since) < neverMetTimeout {
 			waited[id] = since
 		} else if len(g.dead) < onceKeys {
 			g.dead[id] = now
 		}
 	}
-	g.sought = waited
+	g.neverMet = waited
 }
 
-// maxFresh bounds how many addresses one join asks.
+// maxFresh bounds the addresses that one join dials.
 const maxFresh = 256
 
-// join contacts addresses that are not members yet, all that a name stands for; it reports
-// how many answered, and why others did not.
+// join dials addresses that are not members yet, all addresses of a name. It returns how many answered, and
+// why the others did not.
 func (g *gossip) join(addrs []string) (int, error) {
 	known := map[string]bool{g.addr: true}
 	g.mu.Lock()
@@ -338,7 +336,7 @@ func (g *gossip) join(addrs []string) (int, error) {
 	for _, a := range addrs {
 		host, port, err := net.SplitHostPort(a)
 		if err != nil {
-			continue // validate has seen the configured ones
+			continue // the configured addresses were validated
 		}
 		ips, err := g.resolveAll(host)
 		if err != nil {
@@ -365,11 +363,11 @@ func (g *gossip) poke() {
 	}
 }
 
-// close ends gossip. It says goodbye first, so that the others need not miss us;
-// whom the word does not reach in time finds out by itself.
+// close ends gossip. It sends a leave message first, so that the other replicas need no failure detection.
+// A replica that misses the message detects the end itself.
 func (g *gossip) close() (err error) {
 	g.end.Do(func() {
-		if lerr := g.list.Leave(goodbyeLimit); lerr != nil {
+		if lerr := g.list.Leave(leaveTimeout); lerr != nil {
 			g.n.log.Debug("gossip: no goodbye", "err", lerr)
 		}
 		err = g.list.Shutdown()
@@ -377,21 +375,21 @@ func (g *gossip) close() (err error) {
 	return err
 }
 
-// NodeMeta and the rest of memberlist.Delegate.
+// NodeMeta and the next methods implement memberlist.Delegate.
 func (g *gossip) NodeMeta(int) []byte             { return g.meta }
 func (g *gossip) NotifyMsg([]byte)                {}
 func (g *gossip) GetBroadcasts(int, int) [][]byte { return nil }
 func (g *gossip) LocalState(bool) []byte          { return nil }
 func (g *gossip) MergeRemoteState([]byte, bool)   {}
 
-// NotifyJoin and the rest of memberlist.EventDelegate.
+// NotifyJoin and the next methods implement memberlist.EventDelegate.
 func (g *gossip) NotifyJoin(m *memberlist.Node) {
 	s := sighting{id: m.Name, gossipAddr: m.Address()}
 	var h hint
 	if json.Unmarshal(m.Meta, &h) == nil {
 		s.name, s.raftAddr, s.grpcAddr = h.Name, h.Raft, h.GRPC
 	}
-	g.n.port.sighted(s.id, s.raftAddr)
+	g.n.port.setGossipAddr(s.id, s.raftAddr)
 	g.mu.Lock()
 	delete(g.dead, s.id)
 	g.seen[s.id] = s
@@ -402,9 +400,9 @@ func (g *gossip) NotifyJoin(m *memberlist.Node) {
 	g.poke()
 }
 
-// NotifyLeave is called for the dead as well.
+// NotifyLeave is called for dead members too.
 func (g *gossip) NotifyLeave(m *memberlist.Node) {
-	g.n.port.sighted(m.Name, "")
+	g.n.port.setGossipAddr(m.Name, "")
 	g.mu.Lock()
 	delete(g.seen, m.Name)
 	delete(g.word, m.Name)
@@ -415,5 +413,5 @@ func (g *gossip) NotifyLeave(m *memberlist.Node) {
 	g.poke()
 }
 
-// NotifyUpdate replaces what is known.
+// NotifyUpdate replaces the metadata of a member.
 func (g *gossip) NotifyUpdate(m *memberlist.Node) { g.NotifyJoin(m) }

@@ -14,36 +14,36 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// LeadershipTerm is one period of leadership of this replica.
+// LeadershipTerm is one period in which this replica leads.
 type LeadershipTerm struct {
 	Epoch fsm.Epoch
 	Since time.Time
 }
 
-// tenure is leadership as Raft announces it; a LeadershipTerm begins once a barrier has
-// shown that everything committed before is applied here.
-type tenure struct {
+// raftLeadership is one period of leadership as Raft announces it. It becomes a LeadershipTerm once a
+// barrier has shown that everything committed before is applied here.
+type raftLeadership struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	since  time.Time
 
-	mu    sync.Mutex
-	stint *LeadershipTerm
+	mu   sync.Mutex
+	term *LeadershipTerm
 }
 
 // leadership follows Raft's announcements.
 type leadership struct {
 	mu      sync.Mutex
-	cur     *tenure
+	cur     *raftLeadership
 	changed chan struct{} // closed and replaced at every change
-	leads   bool          // what Raft announced last
-	held    bool          // no tenure, although Raft may say that this replica leads
+	leads   bool          // Raft's last announcement
+	held    bool          // no leadership term may begin, although Raft may announce leadership
 }
 
 func newLeadership() *leadership { return &leadership{changed: make(chan struct{})} }
 
-// drain does nothing but take announcements, so that Raft is never held up and
-// none is lost, however long a stint takes to end.
+// drain only receives announcements, so that Raft never blocks and no announcement is lost, however long a
+// leadership term takes to end.
 func (l *leadership) drain(parent context.Context, notify <-chan bool, stop <-chan struct{}) {
 	defer l.announce(parent, false)
 	for {
@@ -60,15 +60,15 @@ func (l *leadership) announce(parent context.Context, leads bool) {
 	l.update(parent, func() { l.leads = leads })
 }
 
-// hold ends the present tenure and lets none begin before release: the state is
-// about to be replaced, and whoever acts must have seen the new one.
+// hold ends the present period and lets none begin before release: the state is about to be replaced, and
+// every leader must act on the new state.
 func (l *leadership) hold() { l.update(context.Background(), func() { l.held = true }) }
 
 func (l *leadership) release(parent context.Context) {
 	l.update(parent, func() { l.held = false })
 }
 
-// update ends the tenure that there is and begins a new one if it may.
+// update ends the present period and begins a new one if Raft announces leadership.
 func (l *leadership) update(parent context.Context, change func()) {
 	l.mu.Lock()
 	change()
@@ -76,7 +76,7 @@ func (l *leadership) update(parent context.Context, change func()) {
 	l.cur = nil
 	if l.leads && !l.held {
 		ctx, cancel := context.WithCancel(parent)
-		l.cur = &tenure{ctx: ctx, cancel: cancel, since: time.Now()}
+		l.cur = &raftLeadership{ctx: ctx, cancel: cancel, since: time.Now()}
 	}
 	close(l.changed)
 	l.changed = make(chan struct{})
@@ -95,8 +95,8 @@ func (l *leadership) end() {
 	}
 }
 
-// next waits for a tenure that has not ended.
-func (l *leadership) next(ctx context.Context) (*tenure, error) {
+// next waits for a period that has not ended.
+func (l *leadership) next(ctx context.Context) (*raftLeadership, error) {
 	for {
 		l.mu.Lock()
 		cur, changed := l.cur, l.changed
@@ -112,15 +112,13 @@ func (l *leadership) next(ctx context.Context) (*tenure, error) {
 	}
 }
 
-// Lead runs fn once per stint of this replica, until ctx ends or the node
-// stops. fn's context ends with the leadership; the next stint's fn starts only
-// after this one's has returned, however long that takes. When fn starts, this
-// replica's Store shows everything that earlier leaders committed.
+// Lead runs fn once per leadership term of this replica, until ctx ends or the node stops. The context of
+// fn ends with the leadership. fn of the next term starts only after fn of this term has returned, however
+// long that takes. When fn starts, this replica's Store shows everything that earlier leaders committed.
 //
-// If fn returns nil while the replica still leads, Lead waits for the next
-// stint. If it returns an error then, leadership is handed over, because a
-// leader that does not do its work is worse than none, and Lead returns the
-// error. Otherwise Lead returns ctx's error or ErrClosed.
+// If fn returns nil while the replica still leads, Lead waits for the next term. If fn returns an error
+// while the replica still leads, Lead transfers leadership, because a leader that does no work is worse
+// than none, and returns the error. Otherwise Lead returns the error of ctx, or ErrClosed.
 func (n *Node) Lead(ctx context.Context, fn func(context.Context, LeadershipTerm) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -130,7 +128,7 @@ func (n *Node) Lead(ctx context.Context, fn func(context.Context, LeadershipTerm
 		if err != nil {
 			return n.orStopped(err)
 		}
-		if err := n.stint(ctx, t, fn); err != nil {
+		if err := n.runTerm(ctx, t, fn); err != nil {
 			return n.orStopped(err)
 		}
 	}
@@ -143,8 +141,8 @@ func (n *Node) orStopped(err error) error {
 	return err
 }
 
-// stint runs fn for one tenure; an error ends Lead.
-func (n *Node) stint(ctx context.Context, t *tenure, fn func(context.Context, LeadershipTerm) error) error {
+// runTerm runs fn for one period of leadership. An error ends Lead.
+func (n *Node) runTerm(ctx context.Context, t *raftLeadership, fn func(context.Context, LeadershipTerm) error) error {
 	sctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(t.ctx, cancel)()
@@ -160,7 +158,7 @@ func (n *Node) stint(ctx context.Context, t *tenure, fn func(context.Context, Le
 	}
 	if t.ctx.Err() != nil {
 		if err != nil && !isCanceled(err) {
-			n.log.Debug("stint ended", "epoch", s.Epoch.String(), "err", err)
+			n.log.Debug("leadership term ended", "epoch", s.Epoch.String(), "err", err)
 		}
 		return nil
 	}
@@ -173,22 +171,22 @@ func (n *Node) stint(ctx context.Context, t *tenure, fn func(context.Context, Le
 	return err
 }
 
-// establish makes a tenure a LeadershipTerm: a barrier, and, for a virgin state, the
-// cluster's identity. All users of one tenure share the result.
-func (n *Node) establish(ctx context.Context, t *tenure) (LeadershipTerm, error) {
+// establish turns a period of leadership into a LeadershipTerm: it commits a barrier and, if the state is
+// empty, the identity of the new cluster. All callers of one period share the result.
+func (n *Node) establish(ctx context.Context, t *raftLeadership) (LeadershipTerm, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.stint != nil {
-		return *t.stint, nil
+	if t.term != nil {
+		return *t.term, nil
 	}
 	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
 		s, err := n.tryEstablish(ctx, t)
 		if err == nil {
-			t.stint = &s
+			t.term = &s
 			n.log.Info("leading", "epoch", s.Epoch.String(), "index", n.Store().View().Info().Index, "took", time.Since(t.since))
 			return s, nil
 		}
-		// As long as the tenure lasts, an unknown outcome only means: again.
+		// While the leadership lasts, an unknown outcome is retried.
 		select {
 		case <-ctx.Done():
 			return LeadershipTerm{}, ctx.Err()
@@ -197,7 +195,7 @@ func (n *Node) establish(ctx context.Context, t *tenure) (LeadershipTerm, error)
 	}
 }
 
-func (n *Node) tryEstablish(ctx context.Context, t *tenure) (LeadershipTerm, error) {
+func (n *Node) tryEstablish(ctx context.Context, t *raftLeadership) (LeadershipTerm, error) {
 	_, term, err := n.conf.confirm(ctx)
 	if err != nil {
 		return LeadershipTerm{}, err
@@ -212,8 +210,8 @@ func (n *Node) tryEstablish(ctx context.Context, t *tenure) (LeadershipTerm, err
 			}
 			id = "c-" + hex.EncodeToString(b[:])
 		}
-		// Milliseconds, so that a cluster restored or formed anew on the same
-		// machines is never older than what agents remember (agent/DESIGN.md).
+		// Milliseconds, so that a cluster that is restored or formed again on the same machines has a
+		// higher incarnation than the agents remember (agent/DESIGN.md).
 		incarnation := uint64(max(1, time.Now().UnixMilli()))
 		results, _, _, err := n.prop.propose(ctx, []fsm.Command{{
 			Head: n.head(fsm.Epoch{}),
@@ -229,16 +227,15 @@ func (n *Node) tryEstablish(ctx context.Context, t *tenure) (LeadershipTerm, err
 		}
 		info = n.Store().View().Info()
 	}
-	// A tenure that ended and began again in between would make the term
-	// another one; its announcement has arrived by now.
+	// If leadership ended and began again meanwhile, the term is another one. The announcement of it has
+	// arrived by now.
 	if t.ctx.Err() != nil {
 		return LeadershipTerm{}, t.ctx.Err()
 	}
 	return LeadershipTerm{Epoch: fsm.Epoch{Incarnation: info.Incarnation, Term: term}, Since: t.since}, nil
 }
 
-// LeaderInfo says who leads. Name and GRPCAddr are empty while this replica has
-// not learned them.
+// LeaderInfo identifies the leader. Name and GRPCAddr are empty while this replica has not learned them.
 type LeaderInfo struct {
 	ID       string
 	Name     string
@@ -246,7 +243,7 @@ type LeaderInfo struct {
 	RaftAddr string
 }
 
-// Leader says who leads, as far as this replica knows; false if it knows none.
+// Leader returns the leader that this replica knows of; false if it knows none.
 func (n *Node) Leader() (LeaderInfo, bool) {
 	addr, id := n.raft.LeaderWithID()
 	if id == "" || n.halted.Load() {
@@ -269,8 +266,7 @@ func (n *Node) Leader() (LeaderInfo, bool) {
 	return l, true
 }
 
-// IsLeader reports whether this replica believes that it leads. Only Confirm
-// proves it.
+// IsLeader reports whether this replica believes that it leads. Only Confirm proves it.
 func (n *Node) IsLeader() bool { return n.raft.State() == raft.Leader }
 
 // WaitLeader waits until a leader is known.
@@ -290,9 +286,8 @@ func (n *Node) WaitLeader(ctx context.Context) (LeaderInfo, error) {
 	}
 }
 
-// LeaderChanges tells who leads now and at every change; an empty LeaderInfo
-// means nobody. Only the latest is kept for a slow reader. The channel is
-// closed when ctx ends or the node stops.
+// LeaderChanges sends the present leader and every change; an empty LeaderInfo means that none is known. A
+// slow reader gets only the latest value. The channel is closed when ctx ends or the node stops.
 func (n *Node) LeaderChanges(ctx context.Context) <-chan LeaderInfo {
 	out := make(chan LeaderInfo, 1)
 	ok := n.spawn(func() {
@@ -324,7 +319,7 @@ func (n *Node) LeaderChanges(ctx context.Context) <-chan LeaderInfo {
 	return out
 }
 
-// watch wakes whoever waits for a change of leader.
+// watch wakes the callers that wait for a change of leader.
 type watch struct {
 	mu sync.Mutex
 	ch chan struct{}

@@ -13,9 +13,8 @@ import (
 	"github.com/hashicorp/go-hclog"
 )
 
-// raftLogger makes the Raft library log through slog. A dead peer makes it
-// repeat itself several times a second; each such line passes once per ten
-// seconds and peer.
+// raftLogger sends the Raft library's log through slog. For a dead peer the library repeats some lines
+// several times per second; each of them passes once per ten seconds and peer.
 func raftLogger(l *slog.Logger) hclog.Logger {
 	h := hclog.NewInterceptLogger(&hclog.LoggerOptions{Name: "raft", Output: io.Discard, Level: hclog.Off})
 	h.RegisterSink(&raftSink{l: l.With("part", "raft"), once: &onceLog{every: 10 * time.Second}})
@@ -53,8 +52,7 @@ func (s *raftSink) Accept(_ string, level hclog.Level, msg string, args ...any) 
 		if !s.once.first(key) {
 			return
 		}
-		// What the library calls an error is, nearly always, a peer that is
-		// away: the group goes on.
+		// An error of the library is nearly always an unreachable peer, and the group goes on.
 		lv = slog.LevelWarn
 	}
 	clean := make([]any, 0, len(args))
@@ -70,8 +68,8 @@ func (s *raftSink) Accept(_ string, level hclog.Level, msg string, args ...any) 
 	s.l.Log(context.Background(), lv, msg, clean...)
 }
 
-// attr is one of the library's keys in the form that ours have: time is the line's
-// own, and a number is one.
+// attr converts one attribute of the library: it drops the time, which the line has itself, and turns
+// numbers into numbers.
 func attr(k string, v any) slog.Attr {
 	if k == "time" {
 		k = "took"
@@ -87,8 +85,8 @@ func attr(k string, v any) slog.Attr {
 	return slog.String(k, fmt.Sprint(v))
 }
 
-// gossipLogger makes memberlist log through slog: it only knows log.Logger and
-// puts the level in the text.
+// gossipLogger sends memberlist's log through slog. memberlist uses log.Logger and writes the level into
+// the text.
 func gossipLogger(l *slog.Logger) *log.Logger {
 	return log.New(gossipWriter{l.With("part", "gossip")}, "", 0)
 }
@@ -101,7 +99,7 @@ func (w gossipWriter) Write(b []byte) (int, error) {
 	for prefix, v := range map[string]slog.Level{
 		"[DEBUG]": slog.LevelDebug, "[INFO]": slog.LevelDebug, "[WARN]": slog.LevelDebug, "[ERR]": slog.LevelInfo, "[ERROR]": slog.LevelInfo,
 	} {
-		// Gossip is only a hint: its troubles are not the operator's.
+		// Gossip is only a hint, so its warnings are at debug level.
 		if rest, ok := strings.CutPrefix(line, prefix); ok {
 			line, lv = strings.TrimSpace(rest), v
 			break
@@ -111,9 +109,9 @@ func (w gossipWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// onceLog lets a line through once, or once per period.
+// onceLog lets a line pass once, or once per period.
 type onceLog struct {
-	every time.Duration // 0: once for good
+	every time.Duration // 0: only once
 	mu    sync.Mutex
 	seen  map[string]time.Time
 }

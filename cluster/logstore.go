@@ -21,35 +21,34 @@ import (
 const (
 	logFile      = "log.db"
 	cacheEntries = 4096
-	// cacheBytes bounds what the cache keeps alive: entries are coalesced and
-	// can be 256 KiB each.
+	// cacheBytes bounds the entries in the cache, because a coalesced entry can have 256 KiB.
 	cacheBytes = 32 << 20
-	// deleteChunk is how many entries one transaction of a compaction removes,
-	// so that an append never waits long for the writer's lock.
+	// deleteChunk is the number of entries that one transaction of a compaction removes, so that an append
+	// waits only briefly for the write lock.
 	deleteChunk = 256
 )
 
-// Keys of ours in the stable store, beside those of the Raft library.
+// Keys of this package in the stable store, beside those of the Raft library.
 var (
 	keyReplicaID = []byte("persys-replica-id")
 	keyClusterID = []byte("persys-cluster-id")
 	keyRemoved   = []byte("persys-removed")
 )
 
-// storage is what logStore keeps its records in.
+// storage holds the records of logStore.
 type storage interface {
 	raft.LogStore
 	raft.StableStore
 	Close() error
 }
 
-// logStore is the Raft log and the stable store on disk: raft-boltdb, plus a
-// checksum per entry, a cache bounded by bytes, compaction in small steps, and
-// one rule: the first failed write or unreadable entry stops the replica.
+// logStore is the Raft log and the stable store on disk: raft-boltdb, with a checksum per entry, a cache
+// bounded by bytes, and compaction in small steps. The first failed write or unreadable entry stops the
+// replica.
 type logStore struct {
 	disk storage
 	path string
-	// fail is told the first error; from started on.
+	// fail is called with the first error, once the replica has started.
 	fail    func(error)
 	started atomic.Bool
 	grown   growth
@@ -57,7 +56,7 @@ type logStore struct {
 
 	mu    sync.RWMutex
 	ring  []*raft.Log
-	first uint64 // the ring holds [first, next)
+	first uint64 // the ring holds entries in [first, next)
 	next  uint64
 	bytes int
 }
@@ -74,8 +73,7 @@ func openLogStore(dir string, wrap func(storage) storage) (s *logStore, err erro
 			Timeout:        time.Second,
 			NoFreelistSync: true,
 			FreelistType:   bbolt.FreelistMapType,
-			// A small map would be remapped, with every reader stopped, each
-			// time the file doubles.
+			// A small mapping would be replaced, while all readers wait, each time the file doubles.
 			InitialMmapSize: 256 << 20,
 		},
 	})
@@ -92,8 +90,8 @@ func openLogStore(dir string, wrap func(storage) storage) (s *logStore, err erro
 	return &logStore{disk: disk, path: path, fail: func(error) {}, metrics: noMetrics{}, ring: make([]*raft.Log, cacheEntries)}, nil
 }
 
-// walk visits every page of the file that is in use. Opening it for writing does
-// the same in a goroutine of its own, where a broken page ends the process.
+// walk reads every used page of the file. Opening it for writing does the same in another goroutine, where
+// a broken page would end the process.
 func walk(path string) (err error) {
 	st, err := os.Stat(path)
 	if errors.Is(err, os.ErrNotExist) || err == nil && st.Size() == 0 {
@@ -127,19 +125,19 @@ func visit(db *bbolt.DB, path string) (err error) {
 	return nil
 }
 
-// guardFault turns a panic or a memory fault while reading a broken file into
-// an error that names the file. Used as a deferred call.
+// guardFault turns a panic or a memory fault while reading a broken file into an error with the file's
+// name. Call it with defer.
 func guardFault(path string, err *error) {
 	if r := recover(); r != nil {
 		*err = fmt.Errorf("%w: raft log %s: %v", ErrCorrupt, path, r)
 	}
 }
 
-// growth is what the log has gained since the last snapshot.
+// growth counts the entries and bytes that the log gained since the last snapshot.
 type growth struct{ entries, bytes atomic.Int64 }
 
-// entryCost is what an entry costs beside its data, in bytes: on disk, and when it is read and
-// applied again. Most entries of a quiet cluster have hardly any data.
+// entryCost is the cost of an entry beside its data, in bytes, on disk and when it is read and applied
+// again. In a quiet cluster most entries have hardly any data.
 const entryCost = 256
 
 func (g *growth) add(entries, bytes int) {
@@ -156,8 +154,7 @@ func (g *growth) reset() {
 	g.bytes.Store(0)
 }
 
-// verify reads every entry above the snapshot, because the Raft library would
-// panic on a bad one in the middle of its start.
+// verify reads every entry above the snapshot: the Raft library would panic on a bad one during its start.
 func (s *logStore) verify(snapshot uint64) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer guardFault(s.path, &err)
@@ -240,9 +237,8 @@ func (s *logStore) GetLog(i uint64, l *raft.Log) error {
 	}
 	if s.started.Load() {
 		s.fail(err)
-		// The library panics when its main loop cannot read an entry. The
-		// replica is stopping and the reason is recorded: end the goroutine
-		// that asked instead of the process.
+		// The library panics if its main loop cannot read an entry. The replica is stopping and the reason
+		// is recorded, so end the calling goroutine instead of the process.
 		runtime.Goexit()
 	}
 	return err
@@ -315,7 +311,7 @@ func (s *logStore) DeleteRange(lo, hi uint64) error {
 	}
 	s.mu.Unlock()
 	if hi >= last {
-		// A suffix that the leader overrules: all or nothing.
+		// The leader overwrites this suffix: remove all of it or nothing.
 		if err := s.disk.DeleteRange(lo, hi); err != nil {
 			return s.failed("truncate", err)
 		}
@@ -331,10 +327,10 @@ func (s *logStore) DeleteRange(lo, hi uint64) error {
 	return nil
 }
 
-// conflict is the range of entries that a snapshot shows were never committed, or have a
-// gap after them, so that a leader must not send them: those up to its end, unless the log
-// holds that very end. after says whether what comes after is judged too: it goes as well if
-// it is of an earlier term than the snapshot, and so of a leader that lost. 0, 0 is none.
+// conflict returns the range of entries that a snapshot proves to be uncommitted, or that are followed by a
+// gap; a leader must not send them. These are the entries up to the end of the snapshot, unless the log
+// holds exactly that last entry. With after, later entries are included if their term is lower than the
+// snapshot's, because their leader lost. 0, 0 means none.
 func (s *logStore) conflict(snapshot entryID, after bool) (from, to uint64, err error) {
 	first, last, err := s.ends()
 	if err != nil || first == 0 || s.has(snapshot) {
@@ -355,14 +351,14 @@ func (s *logStore) conflict(snapshot entryID, after bool) (from, to uint64, err 
 	return first, to, nil
 }
 
-// dropConflict removes what a snapshot refutes up to its end. What comes after stays: it
-// may have been acknowledged, and the library has in memory where the log ends.
+// dropConflict removes conflicting entries up to the end of a snapshot. Later entries stay: they may have
+// been acknowledged, and the library has the end of the log in memory.
 func (s *logStore) dropConflict(snapshot entryID) error {
 	return s.drop(s.conflict(snapshot, false))
 }
 
-// dropRefuted removes all that a snapshot refutes, before the library has begun.
-func (s *logStore) dropRefuted(snapshot entryID) error {
+// dropContradicted removes all entries that contradict a snapshot, before the library starts.
+func (s *logStore) dropContradicted(snapshot entryID) error {
 	return s.drop(s.conflict(snapshot, true))
 }
 
@@ -383,7 +379,7 @@ func (s *logStore) ends() (first, last uint64, err error) {
 	return first, last, err
 }
 
-// has reports whether the log holds that very entry and can read it.
+// has reports whether the log holds exactly this entry, readable.
 func (s *logStore) has(id entryID) bool {
 	var l raft.Log
 	return s.read(id.index, &l) == nil && l.Term == id.term
@@ -414,7 +410,7 @@ func (s *logStore) stableFailed(err error) error {
 	return err
 }
 
-// own reads one of our keys; "" when it was never set.
+// own reads one of our keys; "" if it was never set.
 func (s *logStore) own(key []byte) (string, error) {
 	v, err := s.disk.Get(key)
 	if err != nil {

@@ -15,13 +15,13 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// promiseFor is how long a replica that promised to form with one candidate
+// promiseLifetime is how long a replica that promised to form with one candidate
 // helps no other.
-const promiseFor = 5 * time.Second
+const promiseLifetime = 5 * time.Second
 
-// looksFor times Timing.Reconcile is how long a replica without a cluster looks before it says
+// reportAfter times Timing.Reconcile is how long a replica without a cluster looks before it says
 // why it has none, and again.
-const looksFor = 60
+const reportAfter = 60
 
 // minVoters is how many healthy voters have to remain when a dead one is
 // removed (or BootstrapExpect, if that is more).
@@ -31,10 +31,10 @@ const minVoters = 3
 type members struct {
 	n *Node
 
-	mu       sync.Mutex
-	promised string
-	until    time.Time
-	expelled map[string]bool // removed on request while this replica led
+	mu          sync.Mutex
+	promised    string
+	until       time.Time
+	removedByUs map[string]bool // removed on request while this replica led
 
 	// The rest belongs to the leader's reconcile loop.
 	hellos   map[string]seen      // by raft id
@@ -48,7 +48,7 @@ type seen struct {
 }
 
 func newMembers(n *Node) *members {
-	return &members{n: n, expelled: map[string]bool{}, hellos: map[string]seen{}, caughtUp: map[string]time.Time{}, deadFor: map[string]time.Time{}}
+	return &members{n: n, removedByUs: map[string]bool{}, hellos: map[string]seen{}, caughtUp: map[string]time.Time{}, deadFor: map[string]time.Time{}}
 }
 
 // --- Finding the cluster, or forming one ---
@@ -74,7 +74,7 @@ func (m *members) find() {
 				said = true
 				n.log.Info("looking for a cluster", "join", n.cfg.Join, "expect", n.cfg.BootstrapExpect)
 			}
-			if !formed && time.Since(alone) > looksFor*n.cfg.Timing.Reconcile {
+			if !formed && time.Since(alone) > reportAfter*n.cfg.Timing.Reconcile {
 				alone = time.Now()
 				n.log.Warn("still looking for a cluster", "join", n.cfg.Join, "expect", n.cfg.BootstrapExpect,
 					"in_gossip", len(n.gossip.alive()), "err", errors.Join(err, unheard))
@@ -193,7 +193,7 @@ func (m *members) promise(to *Hello) error {
 	if m.promised != "" && m.promised != to.ID && time.Now().Before(m.until) {
 		return errors.New("already promised to another replica")
 	}
-	m.promised, m.until = to.ID, time.Now().Add(promiseFor)
+	m.promised, m.until = to.ID, time.Now().Add(promiseLifetime)
 	return nil
 }
 
@@ -354,7 +354,7 @@ func (m *members) configure(ctx context.Context, now time.Time) (bool, error) {
 			continue
 		}
 		s, member := byID[id]
-		if !member && m.isExpelled(id) { // a removal that failed expels nobody
+		if !member && m.wasRemovedByUs(id) { // a removal that failed expels nobody
 			m.tellRemoved(ctx, h)
 			continue
 		}
@@ -390,7 +390,7 @@ func (m *members) configure(ctx context.Context, now time.Time) (bool, error) {
 			return true, m.change(ctx, func(d time.Duration) raft.IndexFuture { return n.raft.AddVoter(s.ID, s.Address, 0, d) })
 		}
 	}
-	return m.bury(ctx, now, servers)
+	return m.removeDead(ctx, now, servers)
 }
 
 // admit adds a newcomer, first removing the server whose place it takes.
@@ -426,7 +426,7 @@ func (m *members) admit(ctx context.Context, now time.Time, h *Hello, servers []
 // bury removes servers that have been dead for long: non-voters always, voters
 // only while max(BootstrapExpect, 3) healthy voters remain, that is, when a
 // replacement has taken the dead one's place.
-func (m *members) bury(ctx context.Context, now time.Time, servers []raft.Server) (bool, error) {
+func (m *members) removeDead(ctx context.Context, now time.Time, servers []raft.Server) (bool, error) {
 	n := m.n
 	after := n.cfg.Timing.DeadAfter
 	if after < 0 {
@@ -547,10 +547,10 @@ func putReplica(h *Hello) *commandv1.PutReplica {
 
 // --- Being removed ---
 
-func (m *members) isExpelled(id string) bool {
+func (m *members) wasRemovedByUs(id string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.expelled[id]
+	return m.removedByUs[id]
 }
 
 // tellRemoved lets a removed replica know, so that it stops by itself. It is

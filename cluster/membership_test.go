@@ -265,7 +265,7 @@ func TestRestartOnAnotherAddress(t *testing.T) {
 		Term:      leader.raft.CurrentTerm(), PrevLogEntry: last.Index, PrevLogTerm: last.Term,
 	}
 	testbed.Until(t, "the leader's word of the new address", func() bool {
-		return leader.port.sight(id) == n.RaftAddr() &&
+		return leader.port.gossipAddrOf(id) == n.RaftAddr() &&
 			slices.ContainsFunc(leader.servers(), func(s raft.Server) bool { return string(s.Address) == n.RaftAddr() })
 	})
 	for _, c := range []struct {

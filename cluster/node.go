@@ -269,7 +269,7 @@ func (n *Node) openStorage(hooks hooks) (fresh bool, err error) {
 		}
 	}
 	n.machine.learned = n.learn
-	n.machine.frozenAt = n.logs.grown.reset
+	n.machine.onSnapshot = n.logs.grown.reset
 	n.logs.fail = n.halt
 	n.machine.metrics, n.logs.metrics = n.cfg.Metrics, n.cfg.Metrics
 	return fresh, nil
@@ -295,11 +295,11 @@ func (n *Node) clusterID() string {
 func (n *Node) startRaft() (err error) {
 	dir := filepath.Join(n.cfg.DataDir, RaftDir)
 	logger := raftLogger(n.log)
-	snaps, err := openSnapshots(dir, &n.trans.past, logger)
+	snaps, err := openSnapshots(dir, &n.trans.history, logger)
 	if err != nil {
 		return err
 	}
-	n.machine.restoring = n.trans.past.restoring
+	n.machine.restoring = n.trans.history.restoring
 	t := n.cfg.Timing
 	notify := make(chan bool)
 	rc := raft.DefaultConfig()
@@ -363,7 +363,7 @@ func (n *Node) snapshotWhenDue() {
 		case <-time.After(every + rand.N(every)):
 		}
 		entries, bytes := n.logs.grown.entries.Load(), n.logs.grown.bytes.Load()
-		if !n.cfg.Timing.snapshotDue(entries, bytes, n.trans.past.size.Load()) {
+		if !n.cfg.Timing.snapshotDue(entries, bytes, n.trans.history.size.Load()) {
 			continue
 		}
 		if err := n.raft.Snapshot().Error(); err != nil && !errors.Is(err, raft.ErrRaftShutdown) && !errors.Is(err, raft.ErrNothingNewToSnapshot) {
@@ -373,15 +373,15 @@ func (n *Node) snapshotWhenDue() {
 	}
 }
 
-// cheapSnapshot is a size, in bytes, up to which it hardly matters how often one is written.
-const cheapSnapshot = 16 << 20
+// smallSnapshot is a size, in bytes, up to which it hardly matters how often one is written.
+const smallSnapshot = 16 << 20
 
 // snapshotDue says whether a snapshot is worth writing: by what the log has gained since the
 // last one, its entryCost included, and by the bytes of that one. A large state is written less
 // often, so that writing it costs no more than twice what the log does, and a restart that reads
 // it has little more than half as much again to read from the log.
 func (t Timing) snapshotDue(entries, bytes, last int64) bool {
-	return (entries >= int64(t.SnapshotEntries) || bytes >= t.SnapshotBytes) && (last <= cheapSnapshot || bytes >= last/2)
+	return (entries >= int64(t.SnapshotEntries) || bytes >= t.SnapshotBytes) && (last <= smallSnapshot || bytes >= last/2)
 }
 
 // spawn runs f in a goroutine that Close waits for; false when closing.

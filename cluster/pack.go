@@ -15,8 +15,8 @@ import (
 const (
 	packedLevel = 6
 	packedMark  = 0x01 // as protobuf, a field of number 0: no message begins with it
-	// packedWorth is how much an entry must hold for it to pay.
-	packedWorth = 512
+	// minPacked is how much an entry must hold for it to pay.
+	minPacked = 512
 	// unpackedLimit is more than any entry holds: several commands of entryLimit together,
 	// or one of commandLimit.
 	unpackedLimit = 4 << 20
@@ -27,7 +27,7 @@ type packer struct{ scratch []byte }
 
 // pack returns the data of an entry that holds frames, which it does not keep.
 func (p *packer) pack(frames []byte, level uint32) []byte {
-	if level >= packedLevel && len(frames) >= packedWorth {
+	if level >= packedLevel && len(frames) >= minPacked {
 		p.scratch = append(slices.Grow(p.scratch[:0], 1+s2.MaxEncodedLen(len(frames))), packedMark)
 		if small := s2.Encode(p.scratch[1:cap(p.scratch)], frames); 1+len(small) < len(frames) {
 			return bytes.Clone(p.scratch[:1+len(small)])

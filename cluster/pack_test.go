@@ -20,7 +20,7 @@ func TestPacking(t *testing.T) {
 	}{
 		{"an entry of many commands", alike, packedLevel, true},
 		{"in a cluster of an earlier version", alike, packedLevel - 1, false},
-		{"a short entry", alike[:packedWorth-1], packedLevel, false},
+		{"a short entry", alike[:minPacked-1], packedLevel, false},
 		{"an entry that does not get smaller", append([]byte{0x0a}, incompressible(2000)...), packedLevel, false},
 		{"an entry of nothing", nil, packedLevel, false},
 	} {

@@ -21,10 +21,10 @@ const (
 	// queueBytes and queueCalls bound what waits to become an entry.
 	queueBytes = 32 << 20
 	queueCalls = 1 << 16
-	// worthPipelining is how much has to wait before it follows an entry that
+	// minPipelined is how much has to wait before it follows an entry that
 	// is still on its way. Less is better off growing: an entry costs every
 	// replica two fsyncs, whatever it holds.
-	worthPipelining = 64 << 10
+	minPipelined = 64 << 10
 )
 
 // State of a call. The caller may give up a queued call; once the coalescer has
@@ -243,7 +243,7 @@ func (p *proposer) ready() bool {
 	if p.head == len(p.queue) {
 		return false
 	}
-	return p.inFlight == 0 || p.inFlight < cap(p.sent) && p.bytes >= worthPipelining
+	return p.inFlight == 0 || p.inFlight < cap(p.sent) && p.bytes >= minPipelined
 }
 
 // wait ends with c's outcome in c, or with an error if the caller's time is up.

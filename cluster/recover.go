@@ -79,14 +79,14 @@ func (o *offline) close() error {
 		errs = append(errs, o.logs.Close())
 	}
 	if o.lock != nil {
-		errs = append(errs, o.give(), o.lock.Close())
+		errs = append(errs, o.chownFiles(), o.lock.Close())
 	}
 	return errors.Join(errs...)
 }
 
 // give makes what root has made here that of the user whose log it is: a scheduler that is
 // a service runs as that one.
-func (o *offline) give() error {
+func (o *offline) chownFiles() error {
 	if o.of == nil || o.of.Uid == 0 || os.Geteuid() != 0 {
 		return nil
 	}
@@ -246,7 +246,7 @@ func (o *offline) recover(ctx context.Context, by string, log *slog.Logger) (*Su
 		return nil, fmt.Errorf("SCHEDULER_DATA_DIR: %w", err)
 	}
 	// The library replays what the log holds.
-	if err := o.logs.dropRefuted(entryID{s.LastIndex, s.LastTerm}); err != nil {
+	if err := o.logs.dropContradicted(entryID{s.LastIndex, s.LastTerm}); err != nil {
 		return nil, err
 	}
 	s.State = s.State.Recovered(s.ID, fsm.RestoreInfo{At: time.Now().UnixNano(), By: by})
@@ -256,7 +256,7 @@ func (o *offline) recover(ctx context.Context, by string, log *slog.Logger) (*Su
 	alone := raft.Configuration{Servers: []raft.Server{{Suffrage: raft.Voter, ID: rc.LocalID, Address: raft.ServerAddress(s.RaftAddr)}}}
 	_, trans := raft.NewInmemTransport(raft.ServerAddress(s.RaftAddr))
 	defer trans.Close()
-	if err := raft.RecoverCluster(rc, reborn{s.State}, o.logs, o.logs, o.snaps, trans, alone); err != nil {
+	if err := raft.RecoverCluster(rc, recoveredState{s.State}, o.logs, o.logs, o.snaps, trans, alone); err != nil {
 		return nil, fmt.Errorf("recover %s: %w", o.dir, err)
 	}
 	log.Warn("recovered: this replica is the only one of its cluster now", "cluster", s.ClusterID, "replica", s.ID,
@@ -264,10 +264,12 @@ func (o *offline) recover(ctx context.Context, by string, log *slog.Logger) (*Su
 	return s, nil
 }
 
-// reborn is the state machine as Raft's recovery sees it: whatever it replays,
+// recoveredState is the state machine as Raft's recovery sees it: whatever it replays,
 // the snapshot it takes is the state that was made of it already.
-type reborn struct{ state fsm.State }
+type recoveredState struct{ state fsm.State }
 
-func (reborn) Apply(*raft.Log) any                   { return nil }
-func (reborn) Restore(r io.ReadCloser) error         { _, err := io.Copy(io.Discard, r); return err }
-func (r reborn) Snapshot() (raft.FSMSnapshot, error) { return &frozen{r.state, noMetrics{}}, nil }
+func (recoveredState) Apply(*raft.Log) any           { return nil }
+func (recoveredState) Restore(r io.ReadCloser) error { _, err := io.Copy(io.Discard, r); return err }
+func (r recoveredState) Snapshot() (raft.FSMSnapshot, error) {
+	return &frozen{r.state, noMetrics{}}, nil
+}

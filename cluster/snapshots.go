@@ -58,10 +58,10 @@ func verifySnapshots(dir string) (newest uint64, err error) {
 // snapshots is the library's store, with the closed folder that ours are kept in.
 type snapshots struct {
 	*raft.FileSnapshotStore
-	past *past
+	history *snapshotHistory
 }
 
-func openSnapshots(dir string, past *past, logger hclog.Logger) (*snapshots, error) {
+func openSnapshots(dir string, history *snapshotHistory, logger hclog.Logger) (*snapshots, error) {
 	files, err := raft.NewFileSnapshotStoreWithLogger(dir, keptSnaps, logger)
 	if err != nil {
 		return nil, fmt.Errorf("snapshots in %s: %w", dir, err)
@@ -82,13 +82,13 @@ func openSnapshots(dir string, past *past, logger hclog.Logger) (*snapshots, err
 			return nil, fmt.Errorf("%w: snapshot %s: %w", ErrCorrupt, filepath.Join(folder, list[0].ID), err)
 		}
 		r.Close()
-		past.taken = entryID{list[0].Index, list[0].Term}
-		past.size.Store(list[0].Size)
-		if err := past.logs.dropRefuted(past.taken); err != nil {
+		history.taken = entryID{list[0].Index, list[0].Term}
+		history.size.Store(list[0].Size)
+		if err := history.logs.dropContradicted(history.taken); err != nil {
 			return nil, err
 		}
 	}
-	return &snapshots{files, past}, nil
+	return &snapshots{files, history}, nil
 }
 
 // Create begins a snapshot, of this replica's state or one that another sends.
@@ -97,28 +97,28 @@ func (s *snapshots) Create(version raft.SnapshotVersion, index, term uint64, c r
 	if err != nil {
 		return nil, err
 	}
-	return &pastSink{SnapshotSink: sink, past: s.past, id: entryID{index, term}}, nil
+	return &recordingSink{SnapshotSink: sink, history: s.history, id: entryID{index, term}}, nil
 }
 
-type pastSink struct {
+type recordingSink struct {
 	raft.SnapshotSink
-	past *past
-	id   entryID
-	size int64
-	done bool // the library closes a sink twice
+	history *snapshotHistory
+	id      entryID
+	size    int64
+	done    bool // the library closes a sink twice
 }
 
-func (s *pastSink) Write(b []byte) (int, error) {
+func (s *recordingSink) Write(b []byte) (int, error) {
 	n, err := s.SnapshotSink.Write(b)
 	s.size += int64(n)
 	return n, err
 }
 
-func (s *pastSink) Close() error {
+func (s *recordingSink) Close() error {
 	err := s.SnapshotSink.Close()
 	if err == nil && !s.done {
-		s.past.size.Store(s.size)
-		s.past.sealed(s.id)
+		s.history.size.Store(s.size)
+		s.history.sealed(s.id)
 	}
 	s.done = true
 	return err
@@ -130,7 +130,7 @@ type entryID struct{ index, term uint64 }
 // past is what this replica's state is known to hold whatever its log shows: the
 // last entries of the snapshots that it took and installed last. The log need not
 // reach back to such an entry.
-type past struct {
+type snapshotHistory struct {
 	logs *logStore
 	size atomic.Int64 // bytes of the snapshot that was written last; 0 = none
 
@@ -143,7 +143,7 @@ type past struct {
 
 // sealed is told that a snapshot is on disk. One that is being installed is not in
 // the state yet.
-func (p *past) sealed(id entryID) {
+func (p *snapshotHistory) sealed(id entryID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if id == p.coming {
@@ -155,7 +155,7 @@ func (p *past) sealed(id entryID) {
 
 // expects names the snapshot that the library is given to install; the zero value
 // that it has answered.
-func (p *past) expects(id entryID) {
+func (p *snapshotHistory) expects(id entryID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.coming, p.arrived = id, false
@@ -163,7 +163,7 @@ func (p *past) expects(id entryID) {
 
 // restoring is called when the state of a snapshot was read and is about to take the
 // place of the present one: of one that was sent, at a start, or of a backup.
-func (p *past) restoring() error {
+func (p *snapshotHistory) restoring() error {
 	p.mu.Lock()
 	id, sent := p.coming, p.arrived
 	p.mu.Unlock()
@@ -180,7 +180,7 @@ func (p *past) restoring() error {
 	return nil
 }
 
-func (p *past) holds(id entryID) bool {
+func (p *snapshotHistory) holds(id entryID) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return id != entryID{} && (id == p.taken || id == p.installed)
@@ -189,7 +189,7 @@ func (p *past) holds(id entryID) bool {
 // refutes reports whether the log of a leader of now has another entry at the end of
 // a snapshot of this replica: then what this replica holds was never committed (a
 // backup that only it has restored).
-func (p *past) refutes(id entryID) bool {
+func (p *snapshotHistory) contradicts(id entryID) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, own := range []entryID{p.taken, p.installed} {
@@ -213,7 +213,7 @@ func (p *past) refutes(id entryID) bool {
 // An append proves the log up to its own last entry and no further: what the leader
 // has committed beyond it may be another entry here that was never committed, which
 // the library would apply.
-func (p *past) follow(r *raft.AppendEntriesRequest) {
+func (p *snapshotHistory) follow(r *raft.AppendEntriesRequest) {
 	r.LeaderCommitIndex = min(r.LeaderCommitIndex, r.PrevLogEntry+uint64(len(r.Entries)))
 	if p.holds(entryID{r.PrevLogEntry, r.PrevLogTerm}) {
 		r.PrevLogEntry, r.PrevLogTerm = 0, 0
@@ -230,7 +230,7 @@ const (
 )
 
 // standing of a snapshot; applied is how far the log was applied.
-func (p *past) standing(id entryID, applied uint64) standing {
+func (p *snapshotHistory) standing(id entryID, applied uint64) standing {
 	if id.index > applied {
 		return wanted
 	}

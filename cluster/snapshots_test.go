@@ -448,7 +448,7 @@ func TestDropRefuted(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := logOf(t, entries(1, last, term))
-			if err := s.dropRefuted(c.snapshot); err != nil {
+			if err := s.dropContradicted(c.snapshot); err != nil {
 				t.Fatal(err)
 			}
 			if first, upto, err := s.ends(); err != nil || first != c.first || upto != c.upto {

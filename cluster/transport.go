@@ -196,7 +196,7 @@ func (p *port) handshake(raw net.Conn) (conn net.Conn, kind byte, g greeting, er
 	if kind, g, err = readGreeting(conn); err != nil {
 		return nil, 0, g, err
 	}
-	refusal := p.n.judge(g)
+	refusal := p.n.checkGreeting(g)
 	answer := ""
 	if refusal != nil {
 		answer = refusal.Error()
@@ -234,7 +234,7 @@ func readGreeting(r io.Reader) (kind byte, g greeting, err error) {
 }
 
 // judge says why a greeting is refused.
-func (n *Node) judge(g greeting) error {
+func (n *Node) checkGreeting(g greeting) error {
 	own := n.clusterID()
 	switch {
 	case g.Cluster != "" && own != "" && g.Cluster != own:
@@ -358,7 +358,7 @@ func (p *port) isClosed() bool {
 func (p *port) Addr() net.Addr { return namedAddr(p.advertise) }
 
 // sighted notes where gossip has seen a replica; "" that it sees it no more.
-func (p *port) sighted(id, addr string) {
+func (p *port) setGossipAddr(id, addr string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if addr == "" {
@@ -369,7 +369,7 @@ func (p *port) sighted(id, addr string) {
 }
 
 // sight is where gossip last saw a replica, "" when it does not.
-func (p *port) sight(id string) string {
+func (p *port) gossipAddrOf(id string) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.seen[id]
@@ -389,7 +389,7 @@ func (p *port) Dial(target raft.ServerAddress, timeout time.Duration) (net.Conn,
 	}
 	ctx, cancel := context.WithTimeout(p.n.ctx, min(timeout, greetTimeout))
 	defer cancel()
-	if now := p.sight(to); now != "" && now != addr {
+	if now := p.gossipAddrOf(to); now != "" && now != addr {
 		if conn, err := p.connect(ctx, kindRaft, to, now); err == nil {
 			return conn, nil
 		}
@@ -442,7 +442,7 @@ type tracked struct {
 func (t *tracked) Read(b []byte) (int, error) {
 	k, err := t.Conn.Read(b)
 	if err != nil && t.from != "" && !errors.Is(err, os.ErrDeadlineExceeded) && !t.p.isClosed() {
-		t.p.n.failover.broken(t.from)
+		t.p.n.failover.connectionBroke(t.from)
 	}
 	return k, err
 }
@@ -489,7 +489,7 @@ type transport struct {
 	*raft.NetworkTransport
 	port     *port
 	log      *slog.Logger
-	past     past
+	history  snapshotHistory
 	diverged func(error) // told that this replica's state is not the cluster's
 	incoming chan raft.RPC
 	contacts *contacts
@@ -511,7 +511,7 @@ func newTransport(p *port, logs *logStore, timeout time.Duration, log *slog.Logg
 		}),
 		port:     p,
 		log:      log,
-		past:     past{logs: logs},
+		history:  snapshotHistory{logs: logs},
 		diverged: diverged,
 		incoming: make(chan raft.RPC),
 		contacts: &contacts{m: map[raft.ServerID]contact{}},
@@ -531,10 +531,10 @@ func (t *transport) relay() {
 		case rpc := <-t.NetworkTransport.Consumer():
 			switch r := rpc.Command.(type) {
 			case *raft.AppendEntriesRequest:
-				if id := (entryID{r.PrevLogEntry, r.PrevLogTerm}); t.past.refutes(id) && r.Term >= t.raft.Load().CurrentTerm() {
+				if id := (entryID{r.PrevLogEntry, r.PrevLogTerm}); t.history.contradicts(id) && r.Term >= t.raft.Load().CurrentTerm() {
 					t.diverged(fmt.Errorf("%w: entry %d, at which a snapshot of this replica ends, is of term %d", ErrDiverged, id.index, id.term))
 				}
-				t.past.follow(r)
+				t.history.follow(r)
 			case *raft.InstallSnapshotRequest:
 				if answer, read, err := t.install(r, rpc.Reader); read {
 					rpc.Respond(answer, err)
@@ -589,7 +589,7 @@ func (t *transport) install(r *raft.InstallSnapshotRequest, body io.Reader) (ans
 	}
 	id := entryID{r.LastLogIndex, r.LastLogTerm}
 	applied := t.raft.Load().AppliedIndex()
-	switch t.past.standing(id, applied) {
+	switch t.history.standing(id, applied) {
 	case held:
 		return resp, false, nil
 	case behind:
@@ -598,8 +598,8 @@ func (t *transport) install(r *raft.InstallSnapshotRequest, body io.Reader) (ans
 		t.log.Warn("a snapshot was refused", "leader", string(r.ID), "err", err)
 		return nil, false, err
 	}
-	t.past.expects(id)
-	defer t.past.expects(entryID{})
+	t.history.expects(id)
+	defer t.history.expects(entryID{})
 	answer, err = t.ask(r, body) // the library reads it to its end
 	return answer, true, err
 }
@@ -620,7 +620,7 @@ func (t *transport) moved(id raft.ServerID, target raft.ServerAddress) bool {
 
 func (t *transport) AppendEntriesPipeline(id raft.ServerID, target raft.ServerAddress) (raft.AppendPipeline, error) {
 	// One that gossip has found elsewhere gets an address of its own first (moved).
-	if now := t.port.sight(string(id)); now != "" && now != string(target) {
+	if now := t.port.gossipAddrOf(string(id)); now != "" && now != string(target) {
 		return nil, raft.ErrPipelineReplicationNotSupported
 	}
 	return t.NetworkTransport.AppendEntriesPipeline(id, addressed(id, target))
@@ -629,7 +629,7 @@ func (t *transport) AppendEntriesPipeline(id raft.ServerID, target raft.ServerAd
 func (t *transport) AppendEntries(id raft.ServerID, target raft.ServerAddress, args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) error {
 	began := time.Now()
 	err := t.NetworkTransport.AppendEntries(id, addressed(id, target), args, resp)
-	if err != nil && !isHeartbeat(args) && t.returned(id, args.Term, began) {
+	if err != nil && !isHeartbeat(args) && t.waitForContact(id, args.Term, began) {
 		err = t.NetworkTransport.AppendEntries(id, addressed(id, target), args, resp)
 	}
 	if err == nil && !isHeartbeat(args) && t.moved(id, target) {
@@ -654,7 +654,7 @@ func isHeartbeat(r *raft.AppendEntriesRequest) bool {
 // that was away for half a minute would get no entry for as long, and with
 // another one lost meanwhile the cluster would stand still. An append that waits
 // here counts as one. Heartbeats go on beside it and have a short pause only.
-func (t *transport) returned(id raft.ServerID, term uint64, since time.Time) bool {
+func (t *transport) waitForContact(id raft.ServerID, term uint64, since time.Time) bool {
 	r := t.raft.Load()
 	if r == nil {
 		return false
