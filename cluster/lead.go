@@ -162,11 +162,11 @@ func (n *Node) runTerm(ctx context.Context, t *raftLeadership, fn func(context.C
 		}
 		return nil
 	}
-	n.log.Error("cannot do a leader's work: handing over", "epoch", s.Epoch.String(), "err", err)
+	n.log.Error("this replica cannot lead; transferring leadership", "epoch", s.Epoch.String(), "err", err)
 	hctx, done := context.WithTimeout(ctx, n.cfg.Timing.RPC)
 	defer done()
 	if herr := n.TransferLeadership(hctx, ""); herr != nil {
-		err = fmt.Errorf("%w; and handing over failed: %w", err, herr)
+		err = fmt.Errorf("%w; the transfer of leadership failed too: %w", err, herr)
 	}
 	return err
 }

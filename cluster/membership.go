@@ -15,19 +15,19 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// promiseLifetime is how long a replica that promised to form with one candidate
-// helps no other.
+// promiseLifetime is the time for which a replica that promised to form a cluster with one candidate
+// promises nothing to another.
 const promiseLifetime = 5 * time.Second
 
-// reportAfter times Timing.Reconcile is how long a replica without a cluster looks before it says
-// why it has none, and again.
+// reportAfter times Timing.Reconcile is how long a replica without a cluster searches before it logs why it
+// found none, and the period of that log line.
 const reportAfter = 60
 
-// minVoters is how many healthy voters have to remain when a dead one is
-// removed (or BootstrapExpect, if that is more).
+// minVoters is the number of healthy voters that must remain when a dead voter is removed (or
+// BootstrapExpect, if that is more).
 const minVoters = 3
 
-// members is the membership logic (cluster/DESIGN.md).
+// members manages the membership (cluster/DESIGN.md).
 type members struct {
 	n *Node
 
@@ -36,7 +36,7 @@ type members struct {
 	until       time.Time
 	removedByUs map[string]bool // removed on request while this replica led
 
-	// The rest belongs to the leader's reconcile loop.
+	// The fields below belong to the leader's reconcile loop.
 	hellos   map[string]seen      // by raft id
 	caughtUp map[string]time.Time // since when a non-voter has been caught up
 	deadFor  map[string]time.Time // since when a server has been silent
@@ -51,17 +51,17 @@ func newMembers(n *Node) *members {
 	return &members{n: n, removedByUs: map[string]bool{}, hellos: map[string]seen{}, caughtUp: map[string]time.Time{}, deadFor: map[string]time.Time{}}
 }
 
-// --- Finding the cluster, or forming one ---
+// --- Finding or forming a cluster ---
 
-// find keeps gossip connected, and, while this replica knows no cluster, looks
-// for one to join or forms one. Joining needs nothing but being visible: the
-// leader adds whom it can verify.
+// find keeps gossip connected. While this replica knows no cluster, it searches for one to join, or forms
+// one. To join, a replica only has to be visible in gossip: the leader adds each replica that it can
+// verify.
 func (m *members) find() {
 	n := m.n
 	pause := 100 * time.Millisecond
 	said, alone := false, time.Now()
 	for {
-		_, unheard := n.gossip.join(m.contacts()) // asked again
+		_, unheard := n.gossip.join(m.contacts()) // tried again at the next tick
 		if n.knows() {
 			n.remember()
 			pause = 5 * time.Second
@@ -92,8 +92,8 @@ func (m *members) find() {
 	}
 }
 
-// contacts are the gossip addresses worth asking: the configured ones, and the
-// replicas that the state knows, so that a restart needs no Join.
+// contacts returns the gossip addresses to dial: the configured ones, and those of the replicas in the
+// state, so that a restart needs no Join.
 func (m *members) contacts() []string {
 	out := append([]string(nil), m.n.cfg.Join...)
 	m.n.Store().View().Replicas(func(r *fsm.Replica) bool {
@@ -105,14 +105,13 @@ func (m *members) contacts() []string {
 	return append(out, m.n.remembered()...)
 }
 
-// form bootstraps a new cluster if this replica is the one to do it: enough
-// replicas are visible, none of them knows a cluster, all promise to form with
-// this one, and it has the lowest id.
+// form bootstraps a new cluster if enough replicas are visible, none of them knows a cluster, all of them
+// promise to form with this replica, and this replica has the lowest id.
 func (m *members) form() (bool, error) {
 	n := m.n
 	expect := n.cfg.BootstrapExpect
 	if expect == 0 || n.removed.Load() || expect == 1 && len(n.remembered()) > 0 {
-		return false, nil // one that remembers others lost its state, and joins them
+		return false, nil // a replica that remembers others has lost its state, and joins them
 	}
 	self := n.hello()
 	found := []*Hello{&self}
@@ -123,14 +122,14 @@ func (m *members) form() (bool, error) {
 		if errors.Is(err, ErrWrongCluster) {
 			continue
 		}
-		if err != nil { // it may know a cluster, which ours would stand beside
+		if err != nil { // that replica may know a cluster; do not form a second one
 			return false, fmt.Errorf("%s is in gossip and cannot be asked at %s: %w", s.name, s.raftAddr, err)
 		}
 		if h.ID != s.id {
-			continue // the address has changed hands; gossip will notice
+			continue // another replica has this address now; gossip will notice
 		}
 		if h.Knows {
-			return false, nil // join first: its leader will add this replica
+			return false, nil // join that cluster: its leader will add this replica
 		}
 		if h.Expect != 0 && h.Expect != expect {
 			return false, fmt.Errorf("SCHEDULER_BOOTSTRAP_EXPECT is %d here and %d on %s", expect, h.Expect, h.Name)
@@ -176,8 +175,8 @@ func (m *members) bootstrap(config raft.Configuration) error {
 	return nil
 }
 
-// promise answers a replica that is about to form a cluster. At most one
-// candidate at a time has our word, and only while we know no cluster.
+// promise answers a replica that wants to form a cluster. This replica promises only while it knows no
+// cluster, and to one candidate at a time.
 func (m *members) promise(to *Hello) error {
 	if to == nil || to.ID == "" {
 		return errors.New("form: who?")
@@ -199,8 +198,8 @@ func (m *members) promise(to *Hello) error {
 
 // --- The leader's reconcile loop ---
 
-// lead keeps Raft's configuration and the replica records in step with the
-// replicas that are there. At most one configuration change per pass.
+// lead keeps the Raft configuration and the replica records equal to the replicas that exist. It makes at
+// most one configuration change per pass.
 func (m *members) lead(ctx context.Context, s LeadershipTerm) error {
 	clear(m.hellos)
 	clear(m.caughtUp)
@@ -223,7 +222,7 @@ func (m *members) lead(ctx context.Context, s LeadershipTerm) error {
 			return ctx.Err()
 		case <-time.After(again):
 		case <-wake:
-			// News of a group arrive together.
+			// Changes of several replicas arrive together: wait for all of them.
 			select {
 			case <-ctx.Done():
 				return ctx.Err()
@@ -243,7 +242,7 @@ func (m *members) pass(ctx context.Context, s LeadershipTerm) (changed bool, err
 	return m.record(ctx, s)
 }
 
-// greet verifies, at once and in parallel, whoever gossip shows.
+// greet asks every replica in gossip, in parallel, who it is.
 func (m *members) greet(ctx context.Context, now time.Time) {
 	n := m.n
 	var mu sync.Mutex
@@ -254,7 +253,7 @@ func (m *members) greet(ctx context.Context, now time.Time) {
 	}
 	var ask []sighting
 	for _, s := range n.gossip.alive() {
-		// Voters are watched by Raft itself; newcomers matter now.
+		// Raft watches voters itself; new replicas are asked at once.
 		if old, ok := m.hellos[s.id]; ok && inConfig[s.id] && now.Sub(old.at) < 5*n.cfg.Timing.Reconcile && old.h.RaftAddr == s.raftAddr {
 			continue
 		}
@@ -286,7 +285,7 @@ func (m *members) greet(ctx context.Context, now time.Time) {
 	}
 }
 
-// healthy: it answered a heartbeat lately.
+// healthy reports whether a replica answered a heartbeat lately.
 func (n *Node) healthy(id raft.ServerID) bool {
 	if string(id) == n.id {
 		return true
@@ -295,7 +294,7 @@ func (n *Node) healthy(id raft.ServerID) bool {
 	return ok && time.Since(c.at) < 2*n.cfg.Timing.Heartbeat
 }
 
-// observe keeps the times that decisions wait for.
+// observe records the times at which replicas caught up or became silent.
 func (m *members) observe(now time.Time) {
 	n := m.n
 	commit := n.raft.CommitIndex()
@@ -310,7 +309,7 @@ func (m *members) observe(now time.Time) {
 			m.deadFor[id] = now
 		}
 		c, _ := n.trans.contacts.of(s.ID)
-		const lag = 512 // entries; under load nobody is ever level
+		const lag = 512 // entries; under load a follower is always some entries behind
 		if s.Suffrage == raft.Nonvoter && ok && c.last+lag >= commit {
 			if _, known := m.caughtUp[id]; !known {
 				m.caughtUp[id] = now
@@ -326,7 +325,7 @@ func (m *members) observe(now time.Time) {
 	}
 }
 
-// configure makes at most one change to Raft's configuration.
+// configure makes at most one change to the Raft configuration.
 func (m *members) configure(ctx context.Context, now time.Time) (bool, error) {
 	n := m.n
 	servers := n.servers()
@@ -354,7 +353,7 @@ func (m *members) configure(ctx context.Context, now time.Time) (bool, error) {
 			continue
 		}
 		s, member := byID[id]
-		if !member && m.wasRemovedByUs(id) { // a removal that failed expels nobody
+		if !member && m.wasRemovedByUs(id) { // a failed removal must not keep the replica out
 			m.tellRemoved(ctx, h)
 			continue
 		}
@@ -362,13 +361,13 @@ func (m *members) configure(ctx context.Context, now time.Time) (bool, error) {
 		case member && string(s.Address) != h.RaftAddr:
 			to := raft.ServerAddress(h.RaftAddr)
 			if slices.ContainsFunc(servers, func(o raft.Server) bool { return o.Address == to }) {
-				// No two can have one address. Those that changed places make room for
-				// each other; gossip knows where they are meanwhile.
+				// Two servers cannot have the same address. Servers that exchanged their addresses get a
+				// placeholder first; gossip knows their addresses meanwhile.
 				if to = raft.ServerAddress(id + ".invalid:1"); to == s.Address {
 					continue
 				}
 			}
-			n.log.Info("replica moved", "replica", id, "name", h.Name, "from", string(s.Address), "to", string(to), "at", h.RaftAddr)
+			n.log.Info("replica has a new address", "replica", id, "name", h.Name, "from", string(s.Address), "to", string(to), "at", h.RaftAddr)
 			return true, m.change(ctx, func(d time.Duration) raft.IndexFuture {
 				if s.Suffrage == raft.Voter {
 					return n.raft.AddVoter(s.ID, to, 0, d)
@@ -393,7 +392,7 @@ func (m *members) configure(ctx context.Context, now time.Time) (bool, error) {
 	return m.removeDead(ctx, now, servers)
 }
 
-// admit adds a newcomer, first removing the server whose place it takes.
+// admit adds a new replica, and first removes the server that it replaces.
 func (m *members) admit(ctx context.Context, now time.Time, h *Hello, servers []raft.Server) (bool, error) {
 	n := m.n
 	for _, s := range servers {
@@ -403,7 +402,7 @@ func (m *members) admit(ctx context.Context, now time.Time, h *Hello, servers []
 			continue
 		}
 		if since, silent := m.deadFor[string(s.ID)]; silent && now.Sub(since) < 2*n.cfg.Timing.Heartbeat {
-			return false, nil // a new leader has not heard from everybody yet
+			return false, nil // a new leader has not heard from every follower yet
 		} else if !silent {
 			n.once.warn(n.log, "twin:"+h.ID, "a newcomer has the name or address of a live replica and is not admitted", "name", h.Name, "addr", h.RaftAddr, "replica", string(s.ID))
 			return false, nil
@@ -423,9 +422,8 @@ func (m *members) admit(ctx context.Context, now time.Time, h *Hello, servers []
 	})
 }
 
-// bury removes servers that have been dead for long: non-voters always, voters
-// only while max(BootstrapExpect, 3) healthy voters remain, that is, when a
-// replacement has taken the dead one's place.
+// removeDead removes servers that have been dead for Timing.DeadAfter: non-voters always, voters only while
+// max(BootstrapExpect, 3) healthy voters remain, that is, once a replacement has a vote.
 func (m *members) removeDead(ctx context.Context, now time.Time, servers []raft.Server) (bool, error) {
 	n := m.n
 	after := n.cfg.Timing.DeadAfter
@@ -458,9 +456,8 @@ func (m *members) healthyVoters(without raft.ServerID, servers []raft.Server) in
 	return count
 }
 
-// canLose reports why removing a voter would be unsafe: of the voters that
-// remain, a majority has to be healthy, because they commit the change and
-// everything after it.
+// canLose returns an error if removing a voter is unsafe: a majority of the remaining voters must be
+// healthy, because they commit the removal and everything after it.
 func (m *members) canLose(id raft.ServerID, servers []raft.Server) error {
 	rest := 0
 	for _, s := range servers {
@@ -481,8 +478,8 @@ func (m *members) change(ctx context.Context, f func(time.Duration) raft.IndexFu
 	return m.n.await(ctx, func() error { return f(m.n.cfg.Timing.RPC).Error() })
 }
 
-// record keeps the replica records and the feature level in step. Once the records
-// are right the level may rise, so a change is followed by another look at once.
+// record updates the replica records and the feature level. The level may rise once the records are right,
+// so a change calls for another pass at once.
 func (m *members) record(ctx context.Context, s LeadershipTerm) (changed bool, err error) {
 	n := m.n
 	view := n.Store().View()
@@ -508,7 +505,7 @@ func (m *members) record(ctx context.Context, s LeadershipTerm) (changed bool, e
 		case known:
 			level = min(level, have.FeatureLevel)
 		default:
-			level = 0 // somebody we know nothing of
+			level = 0 // a server without a record
 		}
 	}
 	view.Replicas(func(r *fsm.Replica) bool {
@@ -545,7 +542,7 @@ func putReplica(h *Hello) *commandv1.PutReplica {
 	}
 }
 
-// --- Being removed ---
+// --- Removal ---
 
 func (m *members) wasRemovedByUs(id string) bool {
 	m.mu.Lock()
@@ -553,8 +550,8 @@ func (m *members) wasRemovedByUs(id string) bool {
 	return m.removedByUs[id]
 }
 
-// tellRemoved lets a removed replica know, so that it stops by itself. It is
-// only a courtesy: Raft ignores it anyway.
+// tellRemoved tells a removed replica, so that it stops by itself. If the message is lost, Raft ignores the
+// replica anyway.
 func (m *members) tellRemoved(ctx context.Context, h *Hello) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -564,23 +561,22 @@ func (m *members) tellRemoved(ctx context.Context, h *Hello) {
 	}
 }
 
-// wasRemoved is told by a leader that it removed this replica.
+// wasRemoved handles the message of a leader that it removed this replica.
 func (m *members) wasRemoved(by *Hello) error {
 	n := m.n
 	if by == nil || by.ClusterID == "" || by.ClusterID != n.clusterID() {
-		return errors.New("removed: not by this cluster")
+		return errors.New("the message that this replica was removed is from another cluster")
 	}
 	for _, s := range n.servers() {
 		if string(s.ID) == n.id && by.Term < n.raft.CurrentTerm() {
-			return errors.New("removed: by a former leader")
+			return errors.New("the message that this replica was removed is from a former leader")
 		}
 	}
 	n.markRemoved()
 	return nil
 }
 
-// watchOwn notices that the configuration, which once named this replica, does
-// not any more.
+// watchOwn halts this replica once the configuration, which named it before, no longer does.
 func (m *members) watchOwn() {
 	n := m.n
 	member, missing := false, time.Time{}

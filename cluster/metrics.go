@@ -8,19 +8,18 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Metrics receives figures; every method may be called from any goroutine and
-// must not block.
+// Metrics receives measurements. Its methods are called from any goroutine and must not block.
 type Metrics interface {
-	// Append is one write of entries to this replica's disk, fsync included.
+	// Append: entries were written to this replica's disk, fsync included.
 	Append(entries, bytes int, took time.Duration)
-	// Commit is one entry of proposed commands on the leader, from handing it to
-	// Raft until its verdicts are there.
+	// Commit: an entry of proposed commands was answered on the leader. took begins when Raft got the
+	// entry.
 	Commit(commands, bytes int, took time.Duration, err error)
-	// Apply is one entry applied here.
+	// Apply: one entry was applied here.
 	Apply(changes []fsm.Change, took time.Duration)
-	// Snapshot is one snapshot written ("write") or restored ("restore").
+	// Snapshot: a snapshot was written (what is "write") or restored ("restore").
 	Snapshot(what string, took time.Duration, err error)
-	// Election is told each time this replica stands.
+	// Election: this replica stood for election.
 	Election()
 }
 
@@ -32,7 +31,7 @@ func (noMetrics) Apply([]fsm.Change, time.Duration)     {}
 func (noMetrics) Snapshot(string, time.Duration, error) {}
 func (noMetrics) Election()                             {}
 
-// observed is called in Raft's goroutines.
+// observed is called in goroutines of Raft.
 func (n *Node) observed(o *raft.Observation) {
 	switch d := o.Data.(type) {
 	case raft.LeaderObservation:

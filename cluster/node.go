@@ -24,7 +24,7 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Node is one replica: Raft, its state and its membership.
+// Node is one replica: Raft, the replicated state and the membership.
 type Node struct {
 	cfg Config
 	log *slog.Logger
@@ -51,13 +51,13 @@ type Node struct {
 	learned   atomic.Pointer[string] // cluster id, once it is certain
 	removed   atomic.Bool
 	leaving   atomic.Bool
-	restoring atomic.Bool   // proposals are refused: see Restore
-	replacing chan struct{} // capacity 1: held while Raft replaces the state, and by who stops it
+	restoring atomic.Bool   // proposals are refused during Restore
+	replacing chan struct{} // capacity 1; full while Raft replaces the state, or while the node is stopped
 
 	ctx    context.Context
 	cancel context.CancelFunc
 
-	mu     sync.Mutex // guards closed and wg.Add against Wait
+	mu     sync.Mutex // guards closed, and wg.Add against Wait
 	closed bool
 	wg     sync.WaitGroup
 
@@ -75,7 +75,7 @@ type Node struct {
 	closeErr   error
 }
 
-// hooks let tests stand between a node and the world.
+// hooks let tests replace parts of the environment.
 type hooks struct {
 	dial    func(ctx context.Context, addr string) (net.Conn, error)
 	lookup  lookup
@@ -86,7 +86,7 @@ const (
 	RaftDir     = "raft" // below the data directory: log and snapshots
 	drainLimit  = 5 * time.Second
 	stopLimit   = 10 * time.Second
-	maxAppend   = 64 // entries per message: of 256 KiB each, 16 MiB
+	maxAppend   = 64 // entries per message; at 256 KiB each that is 16 MiB
 	keptSnaps   = 2
 	peersFile   = "peers.json"
 	idFile      = "raft-id"
@@ -94,9 +94,8 @@ const (
 	quarantined = "raft.diverged-"
 )
 
-// Open starts a replica and returns without waiting for a leader; see
-// WaitLeader. ctx bounds the start only. Errors name the setting or file that is
-// at fault; those that are known are in errors.go.
+// Open starts a replica and returns without waiting for a leader (WaitLeader does). ctx bounds the start
+// only. Errors name the setting or the file; the known ones are in errors.go.
 func Open(ctx context.Context, cfg Config) (*Node, error) { return open(ctx, cfg, hooks{}) }
 
 func open(ctx context.Context, cfg Config, hooks hooks) (n *Node, err error) {
@@ -199,15 +198,15 @@ func lockDir(dir string) (*os.File, error) {
 		}
 		return nil, fmt.Errorf("SCHEDULER_DATA_DIR: lock %s: %w", path, err)
 	}
-	// The number is for people only: on a full disk the lock holds without it.
+	// The number is for people only: the lock holds without it on a full disk.
 	if f.Truncate(0) == nil {
 		_, _ = f.WriteAt([]byte(fmt.Sprintln(os.Getpid())), 0)
 	}
 	return f, nil
 }
 
-// openStorage opens and verifies what is on disk; fresh means that this
-// replica has never been part of a cluster.
+// openStorage opens and verifies the data on disk. fresh reports that this replica has never been part of a
+// cluster.
 func (n *Node) openStorage(hooks hooks) (fresh bool, err error) {
 	dir := filepath.Join(n.cfg.DataDir, RaftDir)
 	if err := makeDir(dir); err != nil {
@@ -233,8 +232,8 @@ func (n *Node) openStorage(hooks hooks) (fresh bool, err error) {
 		return false, err
 	}
 	fresh = last == 0 && newest == 0
-	// The id lives in the log's own file, so the two cannot be parted: a
-	// replica that lost its log cannot vote under its old id (cluster/DESIGN.md).
+	// The id is stored in the file of the log, so that a replica that lost its log cannot vote under its
+	// old id (cluster/DESIGN.md).
 	if n.id, err = n.logs.own(keyReplicaID); err != nil {
 		return false, err
 	}
@@ -263,7 +262,7 @@ func (n *Node) openStorage(hooks hooks) (fresh bool, err error) {
 	}
 	n.machine.expect, n.machine.shard = n.clusterID(), n.cfg.Shard
 	n.machine.halt = func(err error) {
-		// While the library starts there is nothing to stop yet: it is Open that fails.
+		// While the library starts, the error is returned by Open.
 		if n.trans.raft.Load() != nil {
 			n.halt(err)
 		}
@@ -280,11 +279,11 @@ func (n *Node) learn(id string) {
 		return
 	}
 	if err := n.logs.setOwn(keyClusterID, id); err != nil {
-		n.log.Debug("cluster id not stored", "err", err) // the store halts the node
+		n.log.Debug("cluster id not stored", "err", err) // the log store halts the node
 	}
 }
 
-// clusterID is the id this replica holds others to; "" accepts any.
+// clusterID is the id that the state and peers must have; "" accepts any.
 func (n *Node) clusterID() string {
 	if id := n.learned.Load(); id != nil {
 		return *id
@@ -307,8 +306,8 @@ func (n *Node) startRaft() (err error) {
 	rc.HeartbeatTimeout = t.Heartbeat
 	rc.ElectionTimeout = t.Election
 	rc.LeaderLeaseTimeout = t.LeaderLease
-	// Once to twice this long after the last of a row of commits the followers learn
-	// that it is one: what they answer, DNS above all, is to be right within 50 ms.
+	// Followers learn of a commit once to twice this time after it. Their answers, those of DNS above all,
+	// are to be right within 50 ms.
 	rc.CommitTimeout = min(15*time.Millisecond, t.Heartbeat/4)
 	rc.MaxAppendEntries = maxAppend
 	rc.BatchApplyCh = true
@@ -331,14 +330,13 @@ func (n *Node) startRaft() (err error) {
 	n.raft, err = raft.NewRaft(rc, n.machine, n.logs, n.logs, snaps, n.trans)
 	if err != nil {
 		if n.machine.restoreErr != nil {
-			err = nil // the deferred check says it better
+			err = nil // the deferred check has the better error
 			return err
 		}
 		return fmt.Errorf("raft data in %s: %w", dir, err)
 	}
 	n.trans.raft.Store(n.raft)
-	// The filter runs in Raft's goroutines and must not block; it takes
-	// nothing from the channel there is none of.
+	// The filter runs in goroutines of Raft and must not block. There is no channel, so it returns false.
 	n.raft.RegisterObserver(raft.NewObserver(nil, false, func(o *raft.Observation) bool {
 		n.observed(o)
 		return false
@@ -351,9 +349,9 @@ func (n *Node) startRaft() (err error) {
 	return nil
 }
 
-// snapshotWhenDue takes snapshots. The library would count entries only, and ours differ in
-// size by five decades, as do the states that they change. It looks once to twice per
-// interval, at random: replicas whose logs grow alike should not all write at one time.
+// snapshotWhenDue takes snapshots. The library would count entries only, and the sizes of our entries and
+// states differ by a factor of 100,000. The check runs at random times, once to twice per interval, so that
+// replicas with equal logs do not all write a snapshot at the same time.
 func (n *Node) snapshotWhenDue() {
 	every := n.cfg.Timing.SnapshotInterval
 	for {
@@ -367,24 +365,24 @@ func (n *Node) snapshotWhenDue() {
 			continue
 		}
 		if err := n.raft.Snapshot().Error(); err != nil && !errors.Is(err, raft.ErrRaftShutdown) && !errors.Is(err, raft.ErrNothingNewToSnapshot) {
-			n.logs.grown.put(entries, bytes) // what it was to hold: the next look tries again
+			n.logs.grown.put(entries, bytes) // it failed: the next check tries again
 			n.once.warn(n.log, "snapshot:"+err.Error(), "snapshot failed", "err", err)
 		}
 	}
 }
 
-// smallSnapshot is a size, in bytes, up to which it hardly matters how often one is written.
+// smallSnapshot is the size in bytes up to which a snapshot is cheap enough to be written often.
 const smallSnapshot = 16 << 20
 
-// snapshotDue says whether a snapshot is worth writing: by what the log has gained since the
-// last one, its entryCost included, and by the bytes of that one. A large state is written less
-// often, so that writing it costs no more than twice what the log does, and a restart that reads
-// it has little more than half as much again to read from the log.
+// snapshotDue reports whether a snapshot is worth writing, from the bytes that the log gained since the
+// last one, entryCost included, and the bytes of the last snapshot. A large state is written less often:
+// writing it costs at most twice what writing the log costs, and a restart reads little more than half as
+// much again from the log.
 func (t Timing) snapshotDue(entries, bytes, last int64) bool {
 	return (entries >= int64(t.SnapshotEntries) || bytes >= t.SnapshotBytes) && (last <= smallSnapshot || bytes >= last/2)
 }
 
-// spawn runs f in a goroutine that Close waits for; false when closing.
+// spawn runs f in a goroutine that Close waits for; false if the node is closing.
 func (n *Node) spawn(f func()) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -416,21 +414,20 @@ func (n *Node) await(ctx context.Context, f func() error) error {
 	}
 }
 
-// ID is the Raft id: random, and another one after the disk was lost.
+// ID is the Raft id: random, and new after the disk was lost.
 func (n *Node) ID() string { return n.id }
 
-// RaftAddr and GossipAddr are the advertised addresses.
+// RaftAddr is the advertised Raft address.
 func (n *Node) RaftAddr() string { return n.port.advertise }
 
-// GossipAddr is what others put in their Join.
+// GossipAddr is the address that other replicas put in their Join.
 func (n *Node) GossipAddr() string { return n.gossipAddr() }
 
-// Halted is closed when the replica has stopped itself; Err says why. It still
-// answers stale reads and Status then. ErrDiverged asks to Close and Open it
-// again; any other reason needs an operator.
+// Halted is closed when the replica has stopped itself; Err returns the reason. Stale reads and Status
+// still work. After ErrDiverged, Close the node and Open it again; any other reason needs an operator.
 func (n *Node) Halted() <-chan struct{} { return n.haltedCh }
 
-// Err is why the node halted; nil if it did not.
+// Err returns the reason why the node halted; nil if it did not.
 func (n *Node) Err() error {
 	if e := n.haltErr.Load(); e != nil {
 		return *e
@@ -445,8 +442,7 @@ func (n *Node) stoppedErr() error {
 	return ErrClosed
 }
 
-// halt stops the replica because it must not go on. It may be called from
-// Raft's own goroutines and returns at once.
+// halt stops a replica that must not go on. It may be called from goroutines of Raft and returns at once.
 func (n *Node) halt(err error) {
 	n.haltOnce.Do(func() {
 		n.haltErr.Store(&err)
@@ -470,8 +466,8 @@ func (n *Node) halt(err error) {
 	})
 }
 
-// quarantine moves the Raft directory aside; the next Open starts empty, under
-// a new id, and finds the cluster through the remembered peers.
+// quarantine moves the Raft directory aside. The next Open starts empty, under a new id, and finds the
+// cluster through the remembered peers.
 func (n *Node) quarantine() error {
 	from := filepath.Join(n.cfg.DataDir, RaftDir)
 	to := filepath.Join(n.cfg.DataDir, fmt.Sprintf("%s%d", quarantined, time.Now().UnixMilli()))
@@ -481,8 +477,8 @@ func (n *Node) quarantine() error {
 	return syncDir(n.cfg.DataDir)
 }
 
-// stopRaft ends everything that touches the log, in an order that answers
-// every proposal: the library loses those that are in its hands when it stops.
+// stopRaft ends everything that uses the log, in an order that answers every proposal: the library drops
+// its pending proposals when it stops.
 func (n *Node) stopRaft() {
 	n.stopOnce.Do(func() {
 		close(n.propStop)
@@ -500,7 +496,7 @@ func (n *Node) stopRaft() {
 				defer close(done)
 				n.stopErr = n.raft.Shutdown().Error()
 			}()
-			// A follower's probe has to find the port closed (failover.go).
+			// A follower that probes this port must find it closed (failover.go).
 			n.port.Close()
 			select {
 			case <-done:
@@ -524,9 +520,8 @@ func (n *Node) stopRaft() {
 	})
 }
 
-// Close stops the replica and waits until nothing of it runs. It does not hand
-// leadership over and does not leave the cluster; see TransferLeadership and
-// Leave. The data directory can be opened again afterwards.
+// Close stops the replica and waits for its goroutines. It neither transfers leadership nor leaves the
+// cluster; see TransferLeadership and Leave. The data directory can be opened again.
 func (n *Node) Close() error {
 	n.closeOnce.Do(func() { n.closeErr = n.shutdown() })
 	return n.closeErr
@@ -568,10 +563,10 @@ func (n *Node) shutdown() error {
 	return errors.Join(errs...)
 }
 
-// --- What survives the Raft directory ---
+// --- Files outside the Raft directory ---
 
-// remembered are gossip addresses of the cluster's other replicas as of the
-// last time they changed; they serve a replica that was quarantined.
+// remembered returns the gossip addresses of the other replicas, as of their last change. A replica that
+// was quarantined joins through them.
 func (n *Node) remembered() []string {
 	b, err := os.ReadFile(filepath.Join(n.cfg.DataDir, peersFile))
 	if err != nil {
@@ -584,7 +579,7 @@ func (n *Node) remembered() []string {
 	return addrs[:min(len(addrs), 64)]
 }
 
-// remember writes the addresses down when they differ.
+// remember writes the addresses if they changed.
 func (n *Node) remember() {
 	var addrs []string
 	n.Store().View().Replicas(func(r *fsm.Replica) bool {
@@ -606,7 +601,7 @@ func (n *Node) remember() {
 	}
 }
 
-// writeFile replaces a file so that a crash leaves the old or the new one.
+// writeFile replaces a file so that a crash leaves the old or the new content.
 func writeFile(path string, b []byte) error {
 	tmp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
 	if err != nil {

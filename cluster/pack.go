@@ -8,24 +8,23 @@ import (
 	"github.com/klauspost/compress/s2"
 )
 
-// What is said once per command repeats within an entry: who asks, the kinds and amounts
-// of workloads that resemble each other. So the data of an entry travels and is kept
-// packed: S2 in its block format after one byte that no entry without it begins with. From
-// feature level packedLevel on, for a replica of an earlier version could not read it.
+// Much text repeats within an entry: callers, and the specifications of similar workloads. So entries are
+// compressed on the wire and on disk: one byte that no uncompressed entry begins with, then an S2 block. A
+// replica of an earlier version could not read it, hence packedLevel.
 const (
 	packedLevel = 6
-	packedMark  = 0x01 // as protobuf, a field of number 0: no message begins with it
-	// minPacked is how much an entry must hold for it to pay.
+	packedMark  = 0x01 // in protobuf a field of number 0; no message begins with it
+	// minPacked is the size in bytes from which compression pays.
 	minPacked = 512
-	// unpackedLimit is more than any entry holds: several commands of entryLimit together,
-	// or one of commandLimit.
+	// unpackedLimit is more than any entry has: several commands of entryLimit together, or one of
+	// commandLimit.
 	unpackedLimit = 4 << 20
 )
 
-// packer packs entries. It is for one goroutine.
+// packer compresses entries. Use it from one goroutine.
 type packer struct{ scratch []byte }
 
-// pack returns the data of an entry that holds frames, which it does not keep.
+// pack returns the data of an entry with frames. It does not keep frames.
 func (p *packer) pack(frames []byte, level uint32) []byte {
 	if level >= packedLevel && len(frames) >= minPacked {
 		p.scratch = append(slices.Grow(p.scratch[:0], 1+s2.MaxEncodedLen(len(frames))), packedMark)
@@ -36,10 +35,10 @@ func (p *packer) pack(frames []byte, level uint32) []byte {
 	return bytes.Clone(frames)
 }
 
-// unpacker reads what packer made. It is for one goroutine.
+// unpacker reverses packer. Use it from one goroutine.
 type unpacker struct{ scratch []byte }
 
-// unpack returns the frames in the data of an entry, good until the next call.
+// unpack returns the frames of an entry. They are valid until the next call.
 func (u *unpacker) unpack(data []byte) ([]byte, error) {
 	if len(data) == 0 || data[0] != packedMark {
 		return data, nil

@@ -14,25 +14,24 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Calls between replicas on the Raft port: one JSON message there, one back, on
-// a connection that is kept. They are few, small and never on the path of a
-// write, so they are made to be read and extended, not to be fast.
+// Calls between replicas on the Raft port: one JSON message in each direction, on a connection that is
+// reused. Calls are few, small and not on the path of a write, so JSON is fast enough.
 const (
 	peerLimit = 64 << 10
 	peerIdle  = 2 * time.Minute
 )
 
-// Hello is how a replica introduces itself.
+// Hello introduces a replica.
 type Hello struct {
 	ID        string `json:"id"` // Raft id
 	Name      string `json:"name"`
 	ClusterID string `json:"cluster,omitempty"`
 	Shard     string `json:"shard,omitempty"`
-	// Knows: it has a configuration, so it must not help to form a cluster.
+	// Knows: the replica has a configuration, so it must not help to form a cluster.
 	Knows bool `json:"knows,omitempty"`
-	// Removed: its cluster has let it go; it is not to be added again.
+	// Removed: the cluster has removed the replica, and must not add it again.
 	Removed bool `json:"removed,omitempty"`
-	// Expect is its SCHEDULER_BOOTSTRAP_EXPECT.
+	// Expect is the replica's SCHEDULER_BOOTSTRAP_EXPECT.
 	Expect int `json:"expect,omitempty"`
 
 	RaftAddr   string `json:"raft"`
@@ -49,21 +48,21 @@ type Hello struct {
 	Applied   uint64 `json:"applied,omitempty"`
 }
 
-// request is one peer call; exactly the fields of its Op are set.
+// request is one peer call. Only the fields of its Op are set.
 type request struct {
 	Op    string `json:"op"`
 	Hello *Hello `json:"hello,omitempty"`
-	Index uint64 `json:"index,omitempty"` // digest
+	Index uint64 `json:"index,omitempty"` // for opDigest
 }
 
-// The operations.
+// The operations of peer calls.
 const (
-	opHello   = "hello"   // introduce yourself
-	opForm    = "form"    // promise not to form with another
-	opDigest  = "digest"  // your digest at Index, if you still know it
-	opLeave   = "leave"   // to the leader: remove me
-	opRemoved = "removed" // from the leader: you were removed
-	opDepart  = "depart"  // from the leader: leave, somebody wants you to
+	opHello   = "hello"   // asks who the replica is
+	opForm    = "form"    // asks to promise not to form a cluster with another replica
+	opDigest  = "digest"  // asks for the digest at Index
+	opLeave   = "leave"   // asks the leader to remove the sender
+	opRemoved = "removed" // the leader tells that it removed the receiver
+	opDepart  = "depart"  // the leader asks the receiver to leave
 )
 
 type response struct {
@@ -129,7 +128,7 @@ func (n *Node) answer(req *request, res *response) error {
 	return fmt.Errorf("unknown operation %q", req.Op)
 }
 
-// hello introduces this replica.
+// hello returns the introduction of this replica.
 func (n *Node) hello() Hello {
 	c := &n.cfg
 	return Hello{
@@ -149,16 +148,16 @@ func (h *Hello) replica() *fsm.Replica {
 	}
 }
 
-// knows reports whether this replica has a configuration or is getting one. An
-// id that was only configured is what a new cluster shall have: no knowledge.
+// knows reports whether this replica has a configuration or is getting one. A cluster id that was only
+// configured is the wish for a new cluster, and does not count.
 func (n *Node) knows() bool {
 	return len(n.servers()) > 0 || n.learned.Load() != nil
 }
 
-// servers is the latest configuration, committed or not.
+// servers returns the latest configuration, committed or not.
 func (n *Node) servers() []raft.Server { return n.raft.GetConfiguration().Configuration().Servers }
 
-// peers keeps one connection per address for calls.
+// peers keeps one connection per address.
 type peers struct {
 	n     *Node
 	mu    sync.Mutex
@@ -166,7 +165,7 @@ type peers struct {
 	ended bool
 }
 
-// call asks the replica at addr; to is its raft id, or "" for whoever it is.
+// call calls the replica at addr. to is its Raft id; "" accepts any replica.
 func (p *peers) call(ctx context.Context, to, addr string, req *request) (*response, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.n.cfg.Timing.RPC)
 	defer cancel()
@@ -176,7 +175,7 @@ func (p *peers) call(ctx context.Context, to, addr string, req *request) (*respo
 	}
 	key := to + "@" + addr
 	conn := p.take(key)
-	kept := conn != nil
+	reused := conn != nil
 	for {
 		if conn == nil {
 			if conn, err = p.n.port.connect(ctx, kindPeer, to, addr); err != nil {
@@ -193,10 +192,10 @@ func (p *peers) call(ctx context.Context, to, addr string, req *request) (*respo
 		}
 		conn.Close()
 		conn = nil
-		if !kept || ctx.Err() != nil {
+		if !reused || ctx.Err() != nil {
 			return nil, fmt.Errorf("%s to %s: %w", req.Op, addr, err)
 		}
-		kept = false // the other side may have closed it long ago: once more
+		reused = false // the peer may have closed the connection long ago: dial again
 	}
 }
 

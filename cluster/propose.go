@@ -14,21 +14,20 @@ import (
 )
 
 const (
-	// entryLimit bounds a log entry of several commands, commandLimit a single
-	// command, which then travels alone (RULES, Sizes).
+	// entryLimit bounds a log entry of several commands. A command larger than that, up to commandLimit, is
+	// an entry of its own. Both in bytes.
 	entryLimit   = 256 << 10
 	commandLimit = 1 << 20
-	// queueBytes and queueCalls bound what waits to become an entry.
+	// queueBytes and queueCalls bound the calls that wait for an entry.
 	queueBytes = 32 << 20
 	queueCalls = 1 << 16
-	// minPipelined is how much has to wait before it follows an entry that
-	// is still on its way. Less is better off growing: an entry costs every
-	// replica two fsyncs, whatever it holds.
+	// minPipelined is the number of queued bytes from which they follow an entry that is still under way.
+	// Less waits and grows, because an entry costs every replica two fsyncs, however small it is.
 	minPipelined = 64 << 10
 )
 
-// State of a call. The caller may give up a queued call; once the coalescer has
-// taken it, its outcome is Raft's.
+// State of a call. The caller may give up a queued call. Once the coalescer has taken the call, its outcome
+// is that of Raft.
 const (
 	callQueued = iota
 	callTaken
@@ -56,11 +55,10 @@ type entry struct {
 	n      int // commands
 }
 
-// proposer coalesces concurrent calls into log entries. One goroutine makes
-// entries, one collects answers in order. While an entry is on its way, later
-// calls gather into the next one; it follows at once only when it is large, and
-// never more than Timing.InFlight are on their way. So throughput is bounded by
-// bytes and fsyncs, not by callers.
+// proposer coalesces concurrent calls into log entries. One goroutine makes entries, another collects
+// answers in order. While an entry is under way, later calls are gathered into the next one, which follows
+// at once only if it is large. At most Timing.InFlight entries are under way. So bytes and fsyncs bound the
+// throughput, not the number of callers.
 type proposer struct {
 	n    *Node
 	pool sync.Pool
@@ -87,14 +85,12 @@ func newProposer(n *Node, inFlight int) *proposer {
 	return p
 }
 
-// Propose commits commands and returns the state machine's verdicts, one per
-// command, in order. Commands of one call are judged one after another, but
-// they are not a transaction. When it returns, this replica's Store shows the
-// effects. It never waits past ctx.
+// Propose commits commands and returns the verdicts of the state machine, one per command, in order. The
+// commands of one call are applied one after another, but they are no transaction. When Propose returns,
+// this replica's Store shows their effects. It never waits longer than ctx.
 //
-// Errors: ErrNotLeader, ErrBusy, ErrTooLarge, ErrClosed: nothing happened.
-// ErrUnknownOutcome: the deadline passed or leadership was lost after the
-// commands were handed to Raft.
+// After ErrNotLeader, ErrBusy, ErrTooLarge and ErrClosed nothing has changed. ErrUnknownOutcome: the
+// deadline passed, or leadership was lost, after Raft got the commands.
 func (n *Node) Propose(ctx context.Context, cmds ...fsm.Command) ([]fsm.Result, error) {
 	results, _, _, err := n.prop.propose(ctx, cmds)
 	return results, err
@@ -132,8 +128,8 @@ func (p *proposer) propose(ctx context.Context, cmds []fsm.Command) (results []f
 		p.recycle(c)
 		return results, index, term, err
 	}
-	// A large call in parts. Parts already handed over may be committed even if
-	// a later one is not: then the whole call's outcome is unknown.
+	// A large call has several parts. If a later part fails after an earlier one was handed over, the
+	// outcome of the whole call is unknown.
 	committed := false
 	for i, c := range calls {
 		werr := c.wait(ctx)
@@ -159,7 +155,7 @@ func (p *proposer) propose(ctx context.Context, cmds []fsm.Command) (results []f
 	return results, index, term, nil
 }
 
-// encode runs in the caller's goroutine, so that encoding scales with callers.
+// encode runs in the caller's goroutine, so that encoding scales with the number of callers.
 func (p *proposer) encode(cmds []fsm.Command) ([]*call, error) {
 	c := p.fresh()
 	calls := []*call{c}
@@ -213,7 +209,7 @@ func (p *proposer) enqueue(calls []*call) error {
 		p.mu.Unlock()
 		return p.n.stoppedErr()
 	}
-	if p.n.restoring.Load() { // under mu: see settle
+	if p.n.restoring.Load() { // under mu, see settle
 		p.mu.Unlock()
 		return fmt.Errorf("%w: a backup is being restored", ErrBusy)
 	}
@@ -238,7 +234,7 @@ func (p *proposer) rouse() {
 	}
 }
 
-// ready reports whether the next entry should go. The caller holds mu.
+// ready reports whether the next entry is to be sent. The caller holds mu.
 func (p *proposer) ready() bool {
 	if p.head == len(p.queue) {
 		return false
@@ -246,8 +242,8 @@ func (p *proposer) ready() bool {
 	return p.inFlight == 0 || p.inFlight < cap(p.sent) && p.bytes >= minPipelined
 }
 
-// wait ends with c's outcome in c, or with an error if the caller's time is up.
-// A call given up must not be recycled: others may still write to it.
+// wait returns when the outcome is in c, or with an error if ctx ends first. A call that was given up must
+// not be reused: other goroutines may still write to it.
 func (c *call) wait(ctx context.Context) error {
 	select {
 	case <-c.done:
@@ -260,8 +256,8 @@ func (c *call) wait(ctx context.Context) error {
 	return unknown(ctx.Err())
 }
 
-// take moves queued calls of up to one entry out of the queue, if it is time
-// for one; with force it always is.
+// take removes queued calls of up to one entry from the queue if an entry is to be sent; with force it
+// always does.
 func (p *proposer) take(force bool) (calls []*call, size, commands int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -292,7 +288,7 @@ func (p *proposer) take(force bool) (calls []*call, size, commands int) {
 	return calls, size, commands
 }
 
-// coalesce turns calls into entries until stop closes.
+// coalesce turns calls into entries until stop is closed.
 func (p *proposer) coalesce(stop <-chan struct{}) {
 	defer close(p.sent)
 	var (
@@ -318,7 +314,7 @@ func (p *proposer) coalesce(stop <-chan struct{}) {
 			data := pack.pack(frames, p.n.Store().View().Info().FeatureLevel)
 			p.entries.Add(1)
 			p.commands.Add(uint64(commands))
-			// No timeout: the library's queue is longer than our window.
+			// No timeout is needed: the library's queue is longer than the InFlight limit.
 			began := time.Now()
 			p.sent <- entry{p.n.raft.Apply(data, 0), calls, began, size, commands}
 		}
@@ -363,8 +359,8 @@ func (p *proposer) collect() {
 	}
 }
 
-// settle waits, once new calls are refused, until those that were let in are answered: Raft has not
-// seen all of them yet, and they were to stand in the state that is restored from.
+// settle is called once new calls are refused. It waits until the accepted ones are answered: Raft has not
+// got all of them yet, and the state to restore from must contain them.
 func (p *proposer) settle(ctx context.Context) error {
 	for {
 		p.mu.Lock()
@@ -383,7 +379,7 @@ func (p *proposer) settle(ctx context.Context) error {
 	}
 }
 
-// translate sorts Raft's errors into "did not happen" and "cannot know".
+// translate maps Raft's errors to "did not happen" and "unknown outcome".
 func (p *proposer) translate(err error) error {
 	switch {
 	case errors.Is(err, raft.ErrNotLeader):
@@ -397,7 +393,7 @@ func (p *proposer) translate(err error) error {
 	}
 }
 
-// refuse fails what is still queued; none of it was handed over.
+// refuse fails the calls that are still queued; none of them was handed to Raft.
 func (p *proposer) refuse() {
 	p.mu.Lock()
 	p.closed = true

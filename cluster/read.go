@@ -8,16 +8,16 @@ import (
 	"github.com/persys/compute/fsm/store"
 )
 
-// Level is how fresh a read has to be (cluster/DESIGN.md).
+// Level says how fresh a read must be (cluster/DESIGN.md).
 type Level uint8
 
-// The levels.
+// The levels of reads.
 const (
-	// Stale: whatever this replica has.
+	// Stale reads the state of this replica as it is.
 	Stale Level = iota
-	// Session: at least a given index, from any replica.
+	// Session reads a state of at least a given index, from any replica.
 	Session
-	// Linearizable: everything that was committed when the read began.
+	// Linearizable reads a state with everything that was committed when the read began.
 	Linearizable
 )
 
@@ -33,13 +33,12 @@ func (l Level) String() string {
 	return fmt.Sprintf("level %d", uint8(l))
 }
 
-// Store is this replica's state: views, waiting and the change feed.
+// Store returns this replica's state: views, waiting and the change feed.
 func (n *Node) Store() *store.Store { return n.machine.store }
 
-// Read returns a view of the wished freshness. A Session read waits until this
-// replica has applied log index min; min is ignored otherwise. Errors: ctx's,
-// and for Linearizable those of Confirm: on a follower ErrNotLeader, because
-// passing a read on is the edge's work.
+// Read returns a view. A Session read waits until this replica has applied log index min; other levels
+// ignore min. Errors: that of ctx, and for Linearizable those of Confirm. A follower returns ErrNotLeader:
+// package rpc forwards reads.
 func (n *Node) Read(ctx context.Context, level Level, min uint64) (fsm.View, error) {
 	switch level {
 	case Stale:

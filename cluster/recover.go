@@ -17,28 +17,28 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Survivor is what the data directory of a stopped replica holds.
+// Survivor describes the data directory of a stopped replica.
 type Survivor struct {
-	ID        string // Raft id, which stays
+	ID        string // Raft id; a recovery keeps it
 	ClusterID string
 	RaftAddr  string
-	// Servers of the last configuration, this one among them.
+	// Servers of the last configuration, this replica among them.
 	Servers []raft.Server
 	// Lost are the names of the other replicas, as far as they are known.
 	Lost []string
-	// LastIndex and LastTerm end the log; entries after the last committed one
-	// are taken as committed, because nobody is left to say otherwise.
+	// LastIndex and LastTerm are the end of the log. Entries after the last committed one are taken as
+	// committed, because no other replica is left.
 	LastIndex, LastTerm uint64
 	State               fsm.State
 }
 
-// offline is an opened data directory without a running replica.
+// offline is the open data directory of a stopped replica.
 type offline struct {
 	lock  *os.File
 	logs  *logStore
 	snaps *raft.FileSnapshotStore
 	dir   string
-	of    *syscall.Stat_t // whose log it is
+	of    *syscall.Stat_t // owner of the log
 }
 
 func openOffline(dataDir string, log *slog.Logger) (o *offline, err error) {
@@ -84,14 +84,14 @@ func (o *offline) close() error {
 	return errors.Join(errs...)
 }
 
-// give makes what root has made here that of the user whose log it is: a scheduler that is
-// a service runs as that one.
+// chownFiles gives files that root created to the owner of the log, because a scheduler that runs as a
+// service is that user.
 func (o *offline) chownFiles() error {
 	if o.of == nil || o.of.Uid == 0 || os.Geteuid() != 0 {
 		return nil
 	}
 	dataDir, raftDir := filepath.Dir(o.dir), filepath.Base(o.dir)
-	root, err := os.OpenRoot(dataDir) // whose names that user may change meanwhile
+	root, err := os.OpenRoot(dataDir) // that user may rename entries of this directory meanwhile
 	if err != nil {
 		return err
 	}
@@ -104,7 +104,7 @@ func (o *offline) chownFiles() error {
 		if err != nil {
 			return err
 		}
-		// A file with a second name may be somebody else's.
+		// A file with a second link may belong to another user.
 		if is, ok := st.Sys().(*syscall.Stat_t); !ok || is.Uid != 0 || !st.IsDir() && is.Nlink > 1 {
 			return nil
 		}
@@ -126,7 +126,7 @@ func (o *offline) survivor() (*Survivor, error) {
 	if gone, err := o.logs.own(keyRemoved); err != nil {
 		return nil, err
 	} else if gone != "" {
-		return nil, fmt.Errorf("%w: what is left in %s is no survivor", ErrRemoved, o.dir)
+		return nil, fmt.Errorf("%w: %s cannot be recovered from", ErrRemoved, o.dir)
 	}
 	m := newMachine()
 	var halted error
@@ -161,7 +161,7 @@ func (o *offline) survivor() (*Survivor, error) {
 	return s, nil
 }
 
-// replay applies snapshot and log to m, and returns the last configuration.
+// replay applies snapshot and log to m and returns the last configuration.
 func (o *offline) replay(m *machine, s *Survivor) (config raft.Configuration, err error) {
 	list, err := o.snaps.List()
 	if err != nil {
@@ -181,7 +181,7 @@ func (o *offline) replay(m *machine, s *Survivor) (config raft.Configuration, er
 	if err != nil {
 		return config, err
 	}
-	// Entries of a leader that lost are not to be taken for committed ones.
+	// Entries of a leader that lost its election must not count as committed.
 	if _, refuted, err := o.logs.conflict(entryID{s.LastIndex, s.LastTerm}, true); err != nil || refuted > s.LastIndex {
 		return config, err
 	}
@@ -203,8 +203,7 @@ func (o *offline) replay(m *machine, s *Survivor) (config raft.Configuration, er
 	return config, nil
 }
 
-// Survey reads the data directory of a replica that does not run and changes
-// nothing in it.
+// Survey reads the data directory of a stopped replica and changes nothing.
 func Survey(dataDir string, log *slog.Logger) (*Survivor, error) {
 	o, err := openOffline(dataDir, log)
 	if err != nil {
@@ -214,14 +213,12 @@ func Survey(dataDir string, log *slog.Logger) (*Survivor, error) {
 	return s, errors.Join(err, o.close())
 }
 
-// Recover makes the replica whose data directory this is the only one of its
-// cluster, under a new incarnation, for when the quorum is lost for good. The
-// replica must not run. Started afterwards, it leads at once, and others join it
-// with empty disks.
+// Recover makes the replica of this data directory the only one of its cluster, under a new incarnation,
+// after the quorum was lost for good. The replica must not run. Started afterwards, it leads at once, and
+// replicas with empty disks can join.
 //
-// The others must never run again on their old disks: together they would be a
-// quorum that knows nothing of this. Agents would not obey them, for their epoch
-// is older.
+// The other replicas must never run again with their old disks: together they would be a quorum that does
+// not know of the recovery. Agents would not obey them, because their epoch is older.
 func Recover(ctx context.Context, dataDir string, by string, log *slog.Logger) (*Survivor, error) {
 	o, err := openOffline(dataDir, log)
 	if err != nil {
@@ -239,13 +236,13 @@ func (o *offline) recover(ctx context.Context, by string, log *slog.Logger) (*Su
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	// Peers are remembered for a replica that has to join anew; this one must not
-	// look for those that are lost.
+	// The remembered peers are for a replica that has to join again; this one must not dial the lost
+	// replicas.
 	peers := filepath.Join(filepath.Dir(o.dir), peersFile)
 	if err := os.Remove(peers); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("SCHEDULER_DATA_DIR: %w", err)
 	}
-	// The library replays what the log holds.
+	// The library replays the log.
 	if err := o.logs.dropContradicted(entryID{s.LastIndex, s.LastTerm}); err != nil {
 		return nil, err
 	}
@@ -264,8 +261,8 @@ func (o *offline) recover(ctx context.Context, by string, log *slog.Logger) (*Su
 	return s, nil
 }
 
-// recoveredState is the state machine as Raft's recovery sees it: whatever it replays,
-// the snapshot it takes is the state that was made of it already.
+// recoveredState is the state machine of the library's recovery. It ignores the replay: its snapshot is the
+// state that was computed before.
 type recoveredState struct{ state fsm.State }
 
 func (recoveredState) Apply(*raft.Log) any           { return nil }

@@ -12,18 +12,16 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Restore replaces the replicated state, on every replica, by what build makes of
-// the present one, and returns the index that shows it. Only the leader can.
+// Restore replaces the state on every replica by the result of build, which gets the present state, and
+// returns the index that shows it. Only the leader can do it.
 //
-// Nobody acts on a state that is about to go: this replica's stint ends first,
-// and proposals are refused (ErrBusy) until it is over. build then sees
-// everything that was committed. What it returns is given to Raft as a snapshot,
-// so it reaches the others as one piece, and a new stint begins, in the epoch of
-// the new incarnation.
+// Nobody may act on the old state: this replica's leadership term ends first, and proposals are refused
+// with ErrBusy until Restore returns. So build sees everything that was committed. Raft sends the new state
+// to the other replicas as one snapshot. Then a new leadership term begins, in the epoch of the new
+// incarnation.
 //
-// Errors before the state is handed to Raft mean that nothing happened.
-// ErrUnknownOutcome means that this replica, and maybe others, have it, but no
-// majority was seen to: look at the cluster, and restore again.
+// After an error before Raft gets the state, nothing has changed. ErrUnknownOutcome: this replica, and
+// maybe others, have the new state, but not a known majority. Look at the cluster and restore again.
 func (n *Node) Restore(ctx context.Context, build func(present fsm.State) (fsm.State, error)) (index uint64, err error) {
 	if !n.IsLeader() {
 		return 0, n.notLeader()
@@ -37,7 +35,7 @@ func (n *Node) Restore(ctx context.Context, build func(present fsm.State) (fsm.S
 		n.leadership.release(n.ctx)
 	}()
 	began := time.Now()
-	// Everything proposed so far stands before this barrier.
+	// Everything that was proposed is committed before this barrier.
 	if err := n.prop.settle(ctx); err != nil {
 		return 0, fmt.Errorf("before the restore: %w", err)
 	}
@@ -53,7 +51,7 @@ func (n *Node) Restore(ctx context.Context, build func(present fsm.State) (fsm.S
 	if err := next.WriteSnapshot(&size); err != nil {
 		return 0, err
 	}
-	if err := ctx.Err(); err != nil { // making it took long: who asked has gone
+	if err := ctx.Err(); err != nil { // build took long: the caller may have gone
 		return 0, err
 	}
 	n.log.Warn("replacing the state by a restored one", "incarnation", info.Incarnation, "index", info.Index, "bytes", int64(size))
@@ -76,12 +74,12 @@ func (n *Node) Restore(ctx context.Context, build func(present fsm.State) (fsm.S
 			}
 			w.CloseWithError(err)
 		}()
-		defer r.Close() // ends the writer, whatever became of the reader
+		defer r.Close() // ends the writer, also if the reader failed
 		return n.raft.Restore(meta, r, 0)
 	})
 	if err != nil {
-		// Raft applies it here first: what is not seen here, after Raft has
-		// answered, has not happened.
+		// Raft applies the snapshot here first: if this replica does not show it after Raft's answer,
+		// nothing has changed.
 		if !isCanceled(err) && n.machine.store.State().Info().Incarnation < info.Incarnation {
 			return 0, fmt.Errorf("restore: %w", err)
 		}
@@ -94,7 +92,7 @@ func (n *Node) Restore(ctx context.Context, build func(present fsm.State) (fsm.S
 // Restoring reports whether this replica is about to replace the whole state.
 func (n *Node) Restoring() bool { return n.restoring.Load() }
 
-// countingWriter counts.
+// countingWriter counts bytes.
 type countingWriter int64
 
 func (c *countingWriter) Write(p []byte) (int, error) {

@@ -14,9 +14,9 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// verifySnapshots removes unfinished snapshots and reports the index of the
-// newest. The library skips a snapshot whose description it cannot read; then
-// the log would not reach back far enough, and nobody would say why.
+// verifySnapshots removes unfinished snapshots and returns the index of the newest one. The library skips a
+// snapshot with a broken description; the log would then not reach back far enough, and no error would say
+// why.
 func verifySnapshots(dir string) (newest uint64, err error) {
 	found, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -38,7 +38,7 @@ func verifySnapshots(dir string) (newest uint64, err error) {
 		}
 		var meta raft.SnapshotMeta
 		b, err := os.ReadFile(filepath.Join(path, "meta.json"))
-		if errors.Is(err, os.ErrPermission) { // nothing is wrong with the data
+		if errors.Is(err, os.ErrPermission) { // the data is not damaged
 			return 0, fmt.Errorf("snapshot: %w", err)
 		}
 		if err == nil {
@@ -55,7 +55,7 @@ func verifySnapshots(dir string) (newest uint64, err error) {
 	return newest, nil
 }
 
-// snapshots is the library's store, with the closed folder that ours are kept in.
+// snapshots is the library's store in a folder that only its owner can read.
 type snapshots struct {
 	*raft.FileSnapshotStore
 	history *snapshotHistory
@@ -67,7 +67,7 @@ func openSnapshots(dir string, history *snapshotHistory, logger hclog.Logger) (*
 		return nil, fmt.Errorf("snapshots in %s: %w", dir, err)
 	}
 	folder := filepath.Join(dir, "snapshots")
-	// The library opens its folder to everybody; the one above it is closed.
+	// The library creates its folder readable for all users; the folder above it is closed.
 	if err := os.Chmod(folder, 0o700); err != nil {
 		return nil, err
 	}
@@ -76,7 +76,7 @@ func openSnapshots(dir string, history *snapshotHistory, logger hclog.Logger) (*
 		return nil, fmt.Errorf("snapshots in %s: %w", dir, err)
 	}
 	if len(list) > 0 {
-		// Checks the whole file's checksum.
+		// Open checks the checksum of the whole file.
 		_, r, err := files.Open(list[0].ID)
 		if err != nil {
 			return nil, fmt.Errorf("%w: snapshot %s: %w", ErrCorrupt, filepath.Join(folder, list[0].ID), err)
@@ -91,7 +91,7 @@ func openSnapshots(dir string, history *snapshotHistory, logger hclog.Logger) (*
 	return &snapshots{files, history}, nil
 }
 
-// Create begins a snapshot, of this replica's state or one that another sends.
+// Create begins a snapshot of this replica's state, or of one that another replica sends.
 func (s *snapshots) Create(version raft.SnapshotVersion, index, term uint64, c raft.Configuration, configIndex uint64, trans raft.Transport) (raft.SnapshotSink, error) {
 	sink, err := s.FileSnapshotStore.Create(version, index, term, c, configIndex, trans)
 	if err != nil {
@@ -124,25 +124,23 @@ func (s *recordingSink) Close() error {
 	return err
 }
 
-// entryID names an entry of a log, and with it all that came before. The zero value is none.
+// entryID identifies an entry of a log, and with it all entries before it. The zero value is none.
 type entryID struct{ index, term uint64 }
 
-// past is what this replica's state is known to hold whatever its log shows: the
-// last entries of the snapshots that it took and installed last. The log need not
-// reach back to such an entry.
+// snapshotHistory holds the last entries of the snapshots that this replica took and installed last. The
+// state contains these entries, whatever the log shows: the log need not reach back to them.
 type snapshotHistory struct {
 	logs *logStore
-	size atomic.Int64 // bytes of the snapshot that was written last; 0 = none
+	size atomic.Int64 // bytes of the last snapshot; 0 = none
 
 	mu        sync.Mutex
 	taken     entryID
 	installed entryID
-	coming    entryID // given to the library to install
-	arrived   bool    // and on disk
+	coming    entryID // handed to the library to install
+	arrived   bool    // that snapshot is on disk
 }
 
-// sealed is told that a snapshot is on disk. One that is being installed is not in
-// the state yet.
+// sealed is called when a snapshot is on disk. A snapshot that is being installed is not in the state yet.
 func (p *snapshotHistory) sealed(id entryID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -153,16 +151,16 @@ func (p *snapshotHistory) sealed(id entryID) {
 	p.taken = id
 }
 
-// expects names the snapshot that the library is given to install; the zero value
-// that it has answered.
+// expects sets the snapshot that the library is about to install; the zero value when the library has
+// answered.
 func (p *snapshotHistory) expects(id entryID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.coming, p.arrived = id, false
 }
 
-// restoring is called when the state of a snapshot was read and is about to take the
-// place of the present one: of one that was sent, at a start, or of a backup.
+// restoring is called after the state of a snapshot was read, before it replaces the present state: a
+// snapshot that a leader sent, that of a start, or a backup.
 func (p *snapshotHistory) restoring() error {
 	p.mu.Lock()
 	id, sent := p.coming, p.arrived
@@ -186,9 +184,9 @@ func (p *snapshotHistory) holds(id entryID) bool {
 	return id != entryID{} && (id == p.taken || id == p.installed)
 }
 
-// refutes reports whether the log of a leader of now has another entry at the end of
-// a snapshot of this replica: then what this replica holds was never committed (a
-// backup that only it has restored).
+// contradicts reports whether the log of the present leader has another entry at the end of one of this
+// replica's snapshots. Then this replica's state was never committed: it is a backup that only this replica
+// restored.
 func (p *snapshotHistory) contradicts(id entryID) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -200,19 +198,17 @@ func (p *snapshotHistory) contradicts(id entryID) bool {
 	return false
 }
 
-// follow makes the library accept an append that continues a snapshot. The
-// library compares the entry before those appended with its log alone, unless the
-// log ends there: a follower that holds the snapshot and entries after it, and is
-// sent these again because the leader did not hear that it has them, would refuse
-// them for want of the entry before, be sent the snapshot again, and so on without
-// end (so too in https://github.com/hashicorp/raft/issues/697, where the log holds
-// an entry at that index which was never committed). A snapshot of the same index
-// and term is the same past; without an entry before it there is nothing to
-// compare, and what conflicts after it is removed as ever.
+// follow makes the library accept an append that continues a snapshot. The library compares the entry
+// before the appended ones with its log alone, unless the log ends there. A follower that holds a snapshot
+// and entries after it would refuse these entries if the leader sent them again because it missed the
+// answer: the follower lacks the entry before them. It would be sent the snapshot again, and so on without
+// end (see also https://github.com/hashicorp/raft/issues/697). A snapshot with the same index and term
+// proves the same history, so follow drops the comparison. Conflicting entries after it are removed as
+// usual.
 //
-// An append proves the log up to its own last entry and no further: what the leader
-// has committed beyond it may be another entry here that was never committed, which
-// the library would apply.
+// An append proves the log only up to its own last entry: an entry of this log beyond it may never have
+// been committed, although the leader's commit index is higher, and the library would apply it. So follow
+// lowers the commit index.
 func (p *snapshotHistory) follow(r *raft.AppendEntriesRequest) {
 	r.LeaderCommitIndex = min(r.LeaderCommitIndex, r.PrevLogEntry+uint64(len(r.Entries)))
 	if p.holds(entryID{r.PrevLogEntry, r.PrevLogTerm}) {
@@ -220,23 +216,23 @@ func (p *snapshotHistory) follow(r *raft.AppendEntriesRequest) {
 	}
 }
 
-// standing is how a snapshot that a leader sends stands to the state.
+// standing compares a snapshot that a leader sends with the state.
 type standing int
 
 const (
-	wanted standing = iota // it has what the state has not, or contradicts it
-	held                   // the state has all of it, and the log goes on from there
-	behind                 // the state is beyond it, and the log begins after it
+	wanted standing = iota // the snapshot has entries that the state lacks, or contradicts it
+	held                   // the state contains the snapshot, and the log continues after it
+	behind                 // the state is beyond the snapshot, and the log begins after it
 )
 
-// standing of a snapshot; applied is how far the log was applied.
+// standing compares snapshot id with the state; applied is the last applied index.
 func (p *snapshotHistory) standing(id entryID, applied uint64) standing {
 	if id.index > applied {
 		return wanted
 	}
 	first, _, err := p.logs.ends()
 	if err != nil {
-		return behind // the store halts the replica
+		return behind // the log store halts the replica
 	}
 	known, goesOn := p.holds(id) || p.logs.has(id), first <= id.index+1
 	switch {

@@ -23,13 +23,11 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// The Raft port carries two kinds of connection, told apart by their first
-// byte: Raft's own streams, and calls between replicas (peer.go). Both start
-// with a greeting that names the sender, the replica it wants to reach and the
-// cluster it belongs to; the answer is empty or says why not. Raft itself
-// checks none of these: without the greeting an emptied machine would vote for
-// whoever still knows its old id, and a replica of another cluster that got a
-// recycled address would be overwritten.
+// The Raft port carries two kinds of connections, told apart by their first byte: Raft's streams, and calls
+// between replicas (peer.go). Both begin with a greeting that names the sender, the replica that it wants
+// to reach, and the cluster. The answer is empty, or the reason of a refusal. Raft checks none of these.
+// Without the greeting a replica that lost its disk would vote under its old id, and a replica of another
+// cluster that got a reused address would be overwritten.
 const (
 	kindRaft = 'R'
 	kindPeer = 'P'
@@ -41,11 +39,11 @@ const (
 
 type greeting struct {
 	From    string `json:"from"`
-	To      string `json:"to,omitempty"` // "" = whoever is there
+	To      string `json:"to,omitempty"` // "" = any replica
 	Cluster string `json:"cluster,omitempty"`
 }
 
-// port is the listener behind the Raft address, and Raft's StreamLayer.
+// port is the listener of the Raft address, and Raft's StreamLayer.
 type port struct {
 	n         *Node
 	ln        net.Listener
@@ -57,7 +55,7 @@ type port struct {
 	mu     sync.Mutex
 	closed bool
 	conns  map[net.Conn]struct{}
-	seen   map[string]string // raft id → address, as gossip has it
+	seen   map[string]string // Raft id → address in gossip
 	done   chan struct{}
 	wg     sync.WaitGroup
 }
@@ -91,7 +89,7 @@ func listenPort(n *Node, bind, advertise string, hooks hooks) (*port, error) {
 	return p, nil
 }
 
-// serve accepts until the port is closed.
+// serve accepts connections until the port is closed.
 func (p *port) serve() {
 	pause := time.Duration(0)
 	for {
@@ -102,7 +100,7 @@ func (p *port) serve() {
 				return
 			default:
 			}
-			// Out of file descriptors, most likely: do not spin.
+			// Most likely the process has too many open files: wait before the next try.
 			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
 			p.n.log.Warn("raft port: accept failed", "err", err)
 			select {
@@ -116,7 +114,7 @@ func (p *port) serve() {
 		select {
 		case p.gate <- struct{}{}:
 		default:
-			conn.Close() // more half-open connections than replicas could have
+			conn.Close() // more half-open connections than there can be replicas
 			continue
 		}
 		if !p.track(conn) {
@@ -132,7 +130,7 @@ func (p *port) serve() {
 	}
 }
 
-// welcome does the handshake and hands the connection over.
+// welcome does the handshake of an incoming connection and passes the connection on.
 func (p *port) welcome(raw net.Conn) {
 	released := false
 	release := func() {
@@ -146,7 +144,7 @@ func (p *port) welcome(raw net.Conn) {
 	if err != nil {
 		p.drop(raw)
 		if !errors.Is(err, io.EOF) && !p.isClosed() {
-			// Once per machine and kind of error: its ports differ every time.
+			// Log once per machine and kind of error: the port differs every time.
 			host, _, _ := net.SplitHostPort(raw.RemoteAddr().String())
 			p.n.once.warn(p.n.log, fmt.Sprintf("refused:%s:%T", host, err), "connection on the raft port refused", "from", raw.RemoteAddr().String(), "err", err)
 		}
@@ -163,13 +161,13 @@ func (p *port) welcome(raw net.Conn) {
 			c.Close()
 		}
 	case kindPeer:
-		defer conn.Close() // after what is beneath it: there is nothing to wait for
+		defer conn.Close() // runs after the raw connection is closed, so it does not wait
 		defer p.drop(raw)
 		p.n.servePeer(conn)
 	}
 }
 
-// guard makes conn end when its other side is accepted no more.
+// guard closes conn when its peer is no longer accepted.
 func (p *port) guard(conn, raw net.Conn) net.Conn {
 	tc, ok := conn.(*tls.Conn)
 	if !ok || p.n.cfg.TLS.Guard == nil {
@@ -211,8 +209,8 @@ func (p *port) handshake(raw net.Conn) (conn net.Conn, kind byte, g greeting, er
 	return conn, kind, g, nil
 }
 
-// readGreeting reads the first bytes of a connection: its kind, two bytes of length,
-// the greeting. io.EOF is a probe, or somebody who went away.
+// readGreeting reads the first bytes of a connection: its kind, two bytes of length, the greeting. io.EOF
+// means that the peer only probed the port, or went away.
 func readGreeting(r io.Reader) (kind byte, g greeting, err error) {
 	var head [3]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -233,7 +231,7 @@ func readGreeting(r io.Reader) (kind byte, g greeting, err error) {
 	return kind, g, nil
 }
 
-// judge says why a greeting is refused.
+// checkGreeting returns an error if the greeting must be refused.
 func (n *Node) checkGreeting(g greeting) error {
 	own := n.clusterID()
 	switch {
@@ -245,7 +243,7 @@ func (n *Node) checkGreeting(g greeting) error {
 	return nil
 }
 
-// connect dials addr and greets it as kind; to may be "".
+// connect dials addr and sends a greeting of this kind; to may be "".
 func (p *port) connect(ctx context.Context, kind byte, to, addr string) (net.Conn, error) {
 	raw, err := p.dial(ctx, addr)
 	if err != nil {
@@ -305,17 +303,17 @@ func (p *port) greet(ctx context.Context, raw net.Conn, kind byte, to, addr stri
 	return conn, nil
 }
 
-// refusedError is the other side's refusal, in its words.
+// refusedError is the refusal of the other side, with its text.
 type refusedError struct{ addr, reason string }
 
 func (e *refusedError) Error() string { return e.addr + " refused: " + e.reason }
 
-// Is lets a refusal for another cluster be recognised on both sides.
+// Is makes a refusal for another cluster recognisable on both sides.
 func (e *refusedError) Is(target error) bool {
 	return target == ErrWrongCluster && strings.HasPrefix(e.reason, ErrWrongCluster.Error())
 }
 
-// Accept, Close, Addr and Dial make it Raft's StreamLayer.
+// Accept, Close, Addr and Dial implement Raft's StreamLayer.
 func (p *port) Accept() (net.Conn, error) {
 	select {
 	case c := <-p.raftConns:
@@ -325,7 +323,7 @@ func (p *port) Accept() (net.Conn, error) {
 	}
 }
 
-// Close stops listening and cuts every connection.
+// Close stops listening and closes every connection.
 func (p *port) Close() error {
 	p.mu.Lock()
 	if p.closed {
@@ -334,8 +332,8 @@ func (p *port) Close() error {
 	}
 	p.closed = true
 	close(p.done)
-	// The listener first: a follower that sees its connection break then finds
-	// the port closed and need not ask twice.
+	// Close the listener first: a follower whose connection breaks then finds the port closed at its first
+	// probe.
 	err := p.ln.Close()
 	for c := range p.conns {
 		c.Close()
@@ -354,10 +352,10 @@ func (p *port) isClosed() bool {
 	}
 }
 
-// Addr is the advertised address, which is what Raft knows a server by.
+// Addr is the advertised address, by which Raft knows a server.
 func (p *port) Addr() net.Addr { return namedAddr(p.advertise) }
 
-// sighted notes where gossip has seen a replica; "" that it sees it no more.
+// setGossipAddr records the address of a replica in gossip; "" when it is gone.
 func (p *port) setGossipAddr(id, addr string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -368,17 +366,16 @@ func (p *port) setGossipAddr(id, addr string) {
 	}
 }
 
-// sight is where gossip last saw a replica, "" when it does not.
+// gossipAddrOf returns the last address of a replica in gossip, "" if it has none.
 func (p *port) gossipAddrOf(id string) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.seen[id]
 }
 
-// Dial gets "<raft id>@<host:port>". Where gossip sees that replica elsewhere, it is
-// looked for there first: only a leader can tell the configuration who has moved, and
-// where most of them have there is none before they find each other. The greeting
-// proves who it is.
+// Dial takes "<raft id>@<host:port>". If gossip has the replica at another address, Dial tries that address
+// first: only a leader can change an address in the configuration, and if most replicas have a new address,
+// there is no leader before they reach each other. The greeting proves which replica answers.
 func (p *port) Dial(target raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
 	to, addr, ok := strings.Cut(string(target), "@")
 	if !ok {
@@ -401,8 +398,7 @@ func (p *port) Dial(target raft.ServerAddress, timeout time.Duration) (net.Conn,
 	return conn, err
 }
 
-// loopback is a connection to ourselves; failover.go talks to our own
-// consumer through it.
+// loopback returns a connection to this replica itself; failover.go sends TimeoutNow through it.
 func (p *port) loopback() (net.Conn, error) {
 	a, b := net.Pipe()
 	select {
@@ -430,8 +426,8 @@ func (p *port) drop(raw net.Conn) {
 	raw.Close()
 }
 
-// tracked is a connection that the port can cut. An incoming one reports when
-// it breaks: if it was the leader's, that may be the leader's death.
+// tracked is a connection that the port can close. An incoming one reports when it breaks: if it was the
+// leader's, the leader may be dead.
 type tracked struct {
 	net.Conn
 	p    *port
@@ -479,33 +475,34 @@ func readFrame(r io.Reader, limit int) ([]byte, error) {
 	return body, err
 }
 
-// transport is the library's network transport with six changes: targets carry
-// the raft id of whom they are meant for, answers to heartbeats are noted,
-// because the library tells nobody how its followers do, an append to a
-// follower that is away waits until it is back, one that continues this
-// replica's snapshot is accepted, a snapshot of its past is not installed, and an
-// append that was sent to where a follower was before counts as failed.
+// transport is the library's network transport with six changes:
+// - targets carry the Raft id of the replica that they are meant for;
+// - answers to heartbeats are recorded, because the library does not show them;
+// - an append to a follower that is away waits until it is back;
+// - an append that continues this replica's snapshot is accepted;
+// - a snapshot that the state contains is not installed;
+// - an append to a follower's former address counts as failed.
 type transport struct {
 	*raft.NetworkTransport
 	port     *port
 	log      *slog.Logger
 	history  snapshotHistory
-	diverged func(error) // told that this replica's state is not the cluster's
+	diverged func(error) // called when this replica's state is not the cluster's
 	incoming chan raft.RPC
 	contacts *contacts
 	done     <-chan struct{}
-	raft     atomic.Pointer[raft.Raft] // once it has started
-	failed   atomic.Int64              // appends, heartbeats aside, that the library knows as failed
+	raft     atomic.Pointer[raft.Raft] // set once Raft has started
+	failed   atomic.Int64              // failed appends of the library, without heartbeats
 }
 
-// awayTick is how often a waiting append looks whether its follower is back.
+// awayTick is how often a waiting append checks whether its follower is back.
 const awayTick = 20 * time.Millisecond
 
 func newTransport(p *port, logs *logStore, timeout time.Duration, log *slog.Logger, diverged func(error)) *transport {
 	return &transport{
 		NetworkTransport: raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 			Stream:  p,
-			MaxPool: 4, // heartbeats, votes and catching up each find one open
+			MaxPool: 4, // heartbeats, votes and catching up each use one
 			Timeout: timeout,
 			Logger:  raftLogger(log),
 		}),
@@ -519,10 +516,10 @@ func newTransport(p *port, logs *logStore, timeout time.Duration, log *slog.Logg
 	}
 }
 
-// Consumer is where the library takes what others ask of it.
+// Consumer is the channel from which the library takes incoming calls.
 func (t *transport) Consumer() <-chan raft.RPC { return t.incoming }
 
-// relay fills it until the port is closed.
+// relay fills the channel until the port is closed.
 func (t *transport) relay() {
 	var unread sync.WaitGroup
 	defer unread.Wait()
@@ -539,7 +536,7 @@ func (t *transport) relay() {
 				if answer, read, err := t.install(r, rpc.Reader); read {
 					rpc.Respond(answer, err)
 				} else {
-					// The rest of the call: whoever sends it may take its time.
+					// Read the rest of the call; the sender may be slow.
 					unread.Go(func() {
 						_, broken := io.Copy(io.Discard, rpc.Reader)
 						rpc.Respond(answer, cmp.Or(broken, err))
@@ -558,8 +555,8 @@ func (t *transport) relay() {
 	}
 }
 
-// ask hands the library a call and waits for its answer, which it owes once it has
-// taken the call.
+// ask hands a call to the library and waits for the answer, which always comes once the library has taken
+// the call.
 func (t *transport) ask(command any, body io.Reader) (any, error) {
 	answer := make(chan raft.RPCResponse, 1)
 	select {
@@ -571,13 +568,13 @@ func (t *transport) ask(command any, body io.Reader) (any, error) {
 	}
 }
 
-// install answers a leader that sends a snapshot; read says whether all of it was read.
-// The library installs whatever it is sent: one that the state holds, because the answer
-// to it was lost or late, would take state and membership back to what they were, and one
-// that takes longer to install than the leader waits would be installed for ever.
+// install handles a snapshot that a leader sends; read reports whether all of it was read. The library
+// would install every snapshot. One that the state contains, because the answer to it was lost or late,
+// would take state and membership back. One whose installation takes longer than the leader waits would be
+// installed for ever.
 func (t *transport) install(r *raft.InstallSnapshotRequest, body io.Reader) (answer any, read bool, err error) {
-	// Whether who sends it leads is the library's to judge, as of an append; and once it
-	// has, nothing that it was handed before is still under way.
+	// The library checks with an append whether the sender leads. After its answer no earlier call is still
+	// under way.
 	leads, err := t.ask(&raft.AppendEntriesRequest{RPCHeader: r.RPCHeader, Term: r.Term}, nil)
 	a, ok := leads.(*raft.AppendEntriesResponse)
 	if err != nil || !ok {
@@ -593,7 +590,7 @@ func (t *transport) install(r *raft.InstallSnapshotRequest, body io.Reader) (ans
 	case held:
 		return resp, false, nil
 	case behind:
-		// The leader's newest snapshot is older than what this log goes back to; its next will do.
+		// The leader's newest snapshot ends before this log begins; wait for its next one.
 		err = fmt.Errorf("snapshot of entry %d is behind the state, which has applied %d", id.index, applied)
 		t.log.Warn("a snapshot was refused", "leader", string(r.ID), "err", err)
 		return nil, false, err
@@ -608,9 +605,9 @@ func addressed(id raft.ServerID, addr raft.ServerAddress) raft.ServerAddress {
 	return raft.ServerAddress(string(id) + "@" + string(addr))
 }
 
-// moved says that a replica is, or is about to be, elsewhere in the configuration than where
-// it was asked. The library reads what it knows of a follower once more after an append, and
-// not under the lock that a new address is written under: such an append counts as failed.
+// moved reports whether a follower has, or is about to get, another address in the configuration than the
+// one that was called. After an append the library reads its record of the follower again, without the lock
+// under which the address is changed, so such an append counts as failed.
 func (t *transport) moved(id raft.ServerID, target raft.ServerAddress) bool {
 	r := t.raft.Load()
 	return r != nil && slices.ContainsFunc(r.GetConfiguration().Configuration().Servers, func(s raft.Server) bool {
@@ -619,7 +616,8 @@ func (t *transport) moved(id raft.ServerID, target raft.ServerAddress) bool {
 }
 
 func (t *transport) AppendEntriesPipeline(id raft.ServerID, target raft.ServerAddress) (raft.AppendPipeline, error) {
-	// One that gossip has found elsewhere gets an address of its own first (moved).
+	// A replica that gossip has at another address first gets that address in the configuration (see
+	// moved).
 	if now := t.port.gossipAddrOf(string(id)); now != "" && now != string(target) {
 		return nil, raft.ErrPipelineReplicationNotSupported
 	}
@@ -643,17 +641,16 @@ func (t *transport) AppendEntries(id raft.ServerID, target raft.ServerAddress, a
 	return err
 }
 
-// isHeartbeat: the library's carry the term and nothing else.
+// isHeartbeat: the library's heartbeats carry the term and nothing else.
 func isHeartbeat(r *raft.AppendEntriesRequest) bool {
 	return r.PrevLogEntry == 0 && len(r.Entries) == 0 && r.LeaderCommitIndex == 0
 }
 
-// returned waits until a follower has answered a heartbeat since a time, and
-// reports whether it did while this replica still led it in that term. The
-// library counts failed appends and pauses between them, up to 10 s: a follower
-// that was away for half a minute would get no entry for as long, and with
-// another one lost meanwhile the cluster would stand still. An append that waits
-// here counts as one. Heartbeats go on beside it and have a short pause only.
+// waitForContact waits until a follower has answered a heartbeat after since, and reports whether it did
+// while this replica still led in that term. The library counts failed appends and pauses up to 10 s
+// between them. A follower that was away for half a minute would get no entry for that long, and if another
+// follower was lost meanwhile, the cluster would stand still. An append that waits here counts as one
+// failure. Heartbeats go on and pause only briefly.
 func (t *transport) waitForContact(id raft.ServerID, term uint64, since time.Time) bool {
 	r := t.raft.Load()
 	if r == nil {
@@ -666,8 +663,8 @@ func (t *transport) waitForContact(id raft.ServerID, term uint64, since time.Tim
 		if ok && c.at.After(since) {
 			return true
 		}
-		// Whoever is asked to take over has to be appended to at the library's own
-		// pace, also when that has failed: it refuses proposals until then.
+		// A follower that is asked to take over gets appends at the library's own pace, also after
+		// failures: the leader refuses proposals until then.
 		if c.asked.After(c.at) || r.State() != raft.Leader || r.CurrentTerm() != term {
 			return false
 		}
@@ -691,8 +688,7 @@ func (t *transport) RequestPreVote(id raft.ServerID, target raft.ServerAddress, 
 }
 
 func (t *transport) InstallSnapshot(id raft.ServerID, target raft.ServerAddress, args *raft.InstallSnapshotRequest, resp *raft.InstallSnapshotResponse, data io.Reader) error {
-	// The library writes what it is given in small pieces; TLS records of 64
-	// KiB cost a fraction.
+	// The library writes small pieces; TLS records of 64 KiB cost much less.
 	return t.NetworkTransport.InstallSnapshot(id, addressed(id, target), args, resp, bufio.NewReaderSize(data, 64<<10))
 }
 
@@ -700,8 +696,8 @@ func (t *transport) TimeoutNow(id raft.ServerID, target raft.ServerAddress, args
 	return t.NetworkTransport.TimeoutNow(id, addressed(id, target), args, resp)
 }
 
-// contacts is when each follower last answered a heartbeat, and its last index
-// as it said then.
+// contacts holds the time at which each follower last answered a heartbeat, and the last index in that
+// answer.
 type contacts struct {
 	mu sync.Mutex
 	m  map[raft.ServerID]contact
@@ -710,7 +706,7 @@ type contacts struct {
 type contact struct {
 	at    time.Time
 	last  uint64
-	asked time.Time // to take over
+	asked time.Time // when it was asked to take over
 }
 
 func (c *contacts) note(id raft.ServerID, last uint64) {
@@ -719,7 +715,7 @@ func (c *contacts) note(id raft.ServerID, last uint64) {
 	c.mu.Unlock()
 }
 
-// asks notes that a follower is about to be asked to take over.
+// asks records that a follower is about to be asked to take over.
 func (c *contacts) asks(id raft.ServerID) {
 	c.mu.Lock()
 	was := c.m[id]
@@ -728,7 +724,7 @@ func (c *contacts) asks(id raft.ServerID) {
 	c.mu.Unlock()
 }
 
-// of is the last contact, if there was one.
+// of returns the last contact, if there was one.
 func (c *contacts) of(id raft.ServerID) (contact, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
