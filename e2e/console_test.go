@@ -126,7 +126,7 @@ func (p *page) clean(where string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, f := range p.faults {
-		p.t.Errorf("%s: the browser's console says: %s", where, f)
+		p.t.Errorf("%s: the console of the browser has: %s", where, f)
 	}
 	p.faults = nil
 }
@@ -174,7 +174,7 @@ func (p *page) press(name string) {
 			return err
 		}
 		if !found {
-			return fmt.Errorf("there is none")
+			return fmt.Errorf("no such button or link")
 		}
 		return nil
 	}))

@@ -272,7 +272,7 @@ func TestCoreDNS(t *testing.T) {
 		must(t, harness.WaitListening(t.Context(), coredns, settle))
 		awaitChangeEvents(t, east, coredns.Addr, "CoreDNSBack", lost+1)
 		if n := count(t, east, "CoreDNSLost"); n != lost+1 {
-			t.Errorf("its absence was told %d times", n-lost)
+			t.Errorf("the loss of CoreDNS caused %d events, want 1", n-lost)
 		}
 	})
 
@@ -419,7 +419,7 @@ func TestCoreDNSOneDomain(t *testing.T) {
 	west.want(t, answers, "node-a.west.agents.persys.cloud A", "NOERROR 127.0.0.31")
 	awaitChangeEvents(t, west, coredns.Addr, "CoreDNSLost", 1)
 	if text := got[string](t)(west.Schedulers[0].Output()); !strings.Contains(text, "names only schedulers of others") {
-		t.Error("nothing says that the CoreDNS that is watched is another cluster's")
+		t.Error("no log line says that the watched CoreDNS belongs to another cluster")
 	}
 
 	// The nodes of both clusters are known at both addresses.

@@ -364,7 +364,7 @@ func cutOff(t *testing.T, c *harness.Cluster, at int, node, ip string) {
 		}
 		return err
 	}))
-	t.Logf("%s says that it is cut off after %s", s.Name, time.Since(began).Round(time.Millisecond))
+	t.Logf("%s answers as one that is cut off after %s", s.Name, time.Since(began).Round(time.Millisecond))
 }
 
 // One replica is cut off from the others, but not from the agents and DNS clients: first the
@@ -403,7 +403,7 @@ func TestDiscoveryPartition(t *testing.T) {
 			marked, err := harness.Metric(t.Context(), c.Schedulers[j].HTTP, "persys_dns_partitioned")
 			must(t, err)
 			if marked != 0 {
-				t.Errorf("%s says that it is cut off, and has a leader", c.Schedulers[j].Name)
+				t.Errorf("%s answers as one that is cut off, but has a leader", c.Schedulers[j].Name)
 			}
 		}
 		cutOff(t, c, i, node.NodeID, ip)
@@ -422,7 +422,7 @@ func TestDiscoveryPartition(t *testing.T) {
 		marked, err := harness.Metric(t.Context(), c.Schedulers[i].HTTP, "persys_dns_partitioned")
 		must(t, err)
 		if marked != 0 {
-			t.Errorf("%s is back and still says that it is cut off", c.Schedulers[i].Name)
+			t.Errorf("%s is reachable again and still answers as one that is cut off", c.Schedulers[i].Name)
 		}
 		w.undisturbed("the end of " + what)
 	}

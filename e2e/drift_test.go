@@ -199,7 +199,7 @@ func (b *driftBook) closed(since uint64, node, workload, kind string) {
 			return fmt.Errorf("etcd had %+v under %s", all, key)
 		}
 		if b.last[kind] != left {
-			return fmt.Errorf("the metric says %v, the state %v", b.last[kind], left)
+			return fmt.Errorf("the metric is %v, the state has %v", b.last[kind], left)
 		}
 		return nil
 	}))
@@ -288,7 +288,7 @@ func TestDriftOnDocker(t *testing.T) {
 			after := b.now()
 			now, _ := after.Workload(x.workload)
 			if m := moves(after, before.Info().EventSeq, x.workload); len(m) > 0 || now.Generation != w.Generation {
-				t.Errorf("the cluster did something with what was %s: %v, generation %s was %s", x.what, m, now.Generation, w.Generation)
+				t.Errorf("the cluster changed a workload that was %s: %v, generation %s was %s", x.what, m, now.Generation, w.Generation)
 			}
 		}
 	})
@@ -324,7 +324,7 @@ func TestDriftOnDocker(t *testing.T) {
 	must(t, c.WaitReady(t.Context(), settle))
 	for name, id := range orphans {
 		if now, _ := one(name); now != id {
-			t.Errorf("%s is container %s, was %s: nobody asked for that", name, now, id)
+			t.Errorf("%s was replaced without an order: container %s, was %s", name, now, id)
 		}
 	}
 	must(t, testbed.Poll(t.Context(), settle, "both orphans on record, under the new leader and of the new agent", func(ctx context.Context) error {
@@ -471,7 +471,7 @@ func TestDriftOfLegacyAgent(t *testing.T) {
 	x.mu.Unlock()
 	t.Logf("applied, polled %d times and known to run after %s", polls, time.Since(began).Round(time.Millisecond))
 	if polls == 0 {
-		t.Error("it runs, and nobody has asked")
+		t.Error("it is known to run, although its status was never polled")
 	}
 	must(t, testbed.Poll(t.Context(), settle, "the agent's task in the history", func(ctx context.Context) error {
 		s, err := b.state(ctx)
@@ -508,7 +508,7 @@ func TestDriftOfLegacyAgent(t *testing.T) {
 		b.opened(since, "older", "web", d.kind, d.action)
 		b.closed(since, "older", "web", d.kind)
 		if after := time.Since(changed); d.kind == fsm.DriftMissing && after < missingGrace {
-			t.Errorf("what is missing was ordered anew after %s, within the grace of %s", after, missingGrace)
+			t.Errorf("the missing workload was ordered again after %s, within the grace period of %s", after, missingGrace)
 		}
 		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "web", settle, runningOn("older")))
 		x.mu.Lock()

@@ -218,6 +218,6 @@ func sessionThroughGateway(t *testing.T, c *harness.Cluster, addr string) {
 		}
 	}
 	if told := ctl(t, c, "events", "--workload", "web", "-o", "json"); !strings.Contains(told, "user/admin") {
-		t.Errorf("who ran what is not kept: %s", told)
+		t.Errorf("the event does not name the user: %s", told)
 	}
 }

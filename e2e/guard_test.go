@@ -71,7 +71,7 @@ func supervise(t *testing.T, c *harness.Cluster, a *harness.Agent, bin string) *
 	}
 	command := strings.Fields(u["ExecStart"])
 	if len(command) != 2 || u["Restart"] != "always" || u["WatchdogSignal"] != "SIGKILL" || u["KillSignal"] != "SIGKILL" || u["Type"] != "notify" {
-		t.Fatalf("the unit is not what this test stands for: %v", u)
+		t.Fatalf("the unit differs from the supervisor of this test: %v", u)
 	}
 	s := &supervisor{agent: a, restart: seconds("RestartSec"), watchdog: seconds("WatchdogSec"), done: make(chan struct{})}
 	path := filepath.Join(c.Dir, a.NodeID+".notify")

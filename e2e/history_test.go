@@ -190,7 +190,7 @@ func TestHistoryChecker(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if got, _ := check(c.ops); got != c.want {
-				t.Errorf("the checker says %s, want %s", got, c.want)
+				t.Errorf("the result of the checker is %s, want %s", got, c.want)
 			}
 		})
 	}

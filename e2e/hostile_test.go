@@ -180,7 +180,7 @@ func TestHostilePeers(t *testing.T) {
 				t.Errorf("code %d, want %q: %s", code, tc.says, out.String())
 			}
 			if n := heard(); n > 0 {
-				t.Errorf("it was told %d calls", n)
+				t.Errorf("the impostor received %d calls", n)
 			}
 		})
 	}

@@ -139,7 +139,7 @@ func TestReplicaLeaves(t *testing.T) {
 	code, err := s.Wait(ctx)
 	must(t, err)
 	if code == 0 || !strings.Contains(s.Tail(20), "removed from the cluster") {
-		t.Errorf("the removed replica ended with code %d, and its last words do not say why:\n%s", code, s.Tail(5))
+		t.Errorf("the removed replica exited with code %d, and its last lines do not give the reason:\n%s", code, s.Tail(5))
 	}
 	tr.more(40, 30*time.Second)
 	// Its disk still records that it was removed.

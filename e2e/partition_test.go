@@ -163,9 +163,9 @@ func TestPartition(t *testing.T) {
 			if err := ask(old); err == nil && len(cut.ports) == 3 {
 				t.Errorf("%s is cut off from everybody and answers a linearizable read", c.Schedulers[old].Name)
 			} else if err != nil && (status.Code(err) != codes.Unavailable && status.Code(err) != codes.DeadlineExceeded) {
-				t.Errorf("the replica that is cut off says %v", err)
+				t.Errorf("the replica that is cut off answers %v", err)
 			} else {
-				t.Logf("%s, cut off, says: %v", c.Schedulers[old].Name, err)
+				t.Logf("%s, cut off, answers: %v", c.Schedulers[old].Name, err)
 			}
 			measured(t, "leadership went from %s to %s; gap %s", c.Schedulers[old].Name, c.Schedulers[next].Name, tr.gap(at).Round(time.Millisecond))
 			must(t, w.Heal(t.Context()))
@@ -211,11 +211,11 @@ func TestPartition(t *testing.T) {
 		fewElections(t, c, 0, func(leader int) {
 			tr.more(8, settle) // through the leader; the other clients hang
 			if err := ask(leader); err != nil {
-				t.Errorf("%s leads and says %v", c.Schedulers[leader].Name, err)
+				t.Errorf("%s leads and answers %v", c.Schedulers[leader].Name, err)
 			}
 			for _, s := range others(c, leader) {
 				if err := ask(s.Index); status.Code(err) != codes.Unavailable || !strings.Contains(status.Convert(err).Message(), c.Schedulers[leader].GRPC) {
-					t.Errorf("%s cannot reach the leader and says %v, want Unavailable with the leader's address", s.Name, err)
+					t.Errorf("%s cannot reach the leader and answers %v, want Unavailable with the leader's address", s.Name, err)
 				}
 			}
 		})

@@ -66,7 +66,7 @@ func refuses(t *testing.T, p *harness.Process, want ...string) {
 	defer cancel()
 	code, err := p.Wait(ctx)
 	if err != nil {
-		t.Fatalf("%v; it says:\n%s", err, p.Tail(10))
+		t.Fatalf("%v; its output ends with:\n%s", err, p.Tail(10))
 	}
 	// The last line is the message to the user; the lines before are log.
 	last := p.Tail(1)
@@ -75,7 +75,7 @@ func refuses(t *testing.T, p *harness.Process, want ...string) {
 	}
 	for _, w := range want {
 		if !strings.Contains(last, w) {
-			t.Errorf("its last words do not name %q: %s", w, last)
+			t.Errorf("its last line does not name %q: %s", w, last)
 		}
 	}
 }

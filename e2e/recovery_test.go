@@ -136,12 +136,12 @@ func TestImportFromLegacyEtcd(t *testing.T) {
 	}
 	res := got[harness.CtlResult](t)(c.Ctl(t.Context(), "recovery", "import", "--yes"))
 	if res.Code == 0 || !strings.Contains(res.Stderr, "/workloads/odd") || !strings.Contains(res.Stderr, "--skip-unreadable") {
-		t.Errorf("an import of what cannot be taken: exit %d\n%s", res.Code, res.Stderr)
+		t.Errorf("an import of an unreadable record: exit %d\n%s", res.Code, res.Stderr)
 	}
 	after := got[map[string]string](t)(allKeys(t.Context(), kv))
 	for k, v := range before {
 		if after[k] != v {
-			t.Errorf("%s was changed before anybody asked: %q", k, after[k])
+			t.Errorf("%s was changed before the import: %q", k, after[k])
 		}
 	}
 	if len(after) != len(before) {
@@ -162,6 +162,6 @@ func TestImportFromLegacyEtcd(t *testing.T) {
 		}
 	}
 	if v := got[map[string]string](t)(allKeys(t.Context(), kv))["/somewhere/else"]; v != "stays" {
-		t.Errorf("a key of somebody else is %q", v)
+		t.Errorf("a key of another program is %q", v)
 	}
 }

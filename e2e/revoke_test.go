@@ -139,7 +139,7 @@ func TestRevokedScheduler(t *testing.T) {
 		return err
 	}))
 	if has := got[uint64](t)(applied(ctx, c, out)); has > stands {
-		t.Errorf("the revoked replica was told of entries %d to %d", stands+1, has)
+		t.Errorf("the revoked replica received entries %d to %d", stands+1, has)
 	}
 	must(t, c.WaitNode(ctx, agent.NodeID, "Ready", settle))
 

@@ -61,7 +61,7 @@ func TestSchedulerWithDefaultPorts(t *testing.T) {
 	must(t, testbed.Poll(t.Context(), settle, "a leader", func(context.Context) error {
 		out, err := typed("status")
 		if err == nil && !strings.Contains(out, "leader") {
-			err = errors.New("nobody leads")
+			err = errors.New("there is no leader")
 		}
 		if err != nil && !p.Running() {
 			return testbed.Final(fmt.Errorf("it has ended:\n%s", p.Tail(20)))
@@ -227,7 +227,7 @@ func TestEtcdInDocker(t *testing.T) {
 	}
 	start()
 	if r, err := cli.Get(ctx, "kept"); err != nil || r.Count != 1 {
-		t.Errorf("its data are gone after a stop: %v, %v", r, err)
+		t.Errorf("its data were lost by a stop: %v, %v", r, err)
 	}
 	if out, err := run(script, "restart"); err == nil || !strings.Contains(out, "restart") {
 		t.Errorf("an argument that is none: %v, %q", err, out)

@@ -41,7 +41,7 @@ func TestStorageThroughAnyReplica(t *testing.T) {
 		t.Errorf("list:\n%s", out)
 	}
 	if out, code := run("volume", "delete", "node-a", "local:data", "--yes"); code == 0 || !strings.Contains(out, "is used by workload db") {
-		t.Errorf("deleting what is in use: exit %d\n%s", code, out)
+		t.Errorf("deleting a volume in use: exit %d\n%s", code, out)
 	}
 	if out, code := run("delete", "db", "--wait"); code != 0 {
 		t.Fatal(out)
@@ -75,7 +75,7 @@ func TestStorageThroughAnyReplica(t *testing.T) {
 		out, _ := run("events", "-o", "json")
 		for _, want := range []string{"project old: the folder of a stack that is gone; asked for by persys://", "volume local:data: deleted on request; asked for by persys://"} {
 			if !strings.Contains(out, want) {
-				return fmt.Errorf("no event says %q", want)
+				return fmt.Errorf("no event contains %q", want)
 			}
 		}
 		return nil

@@ -233,7 +233,7 @@ func TestFiveCommands(t *testing.T) {
 		}
 		for id, revision := range acked {
 			if have[id] != revision {
-				t.Errorf("%s: revision %s was acknowledged, %q is there", id, revision, have[id])
+				t.Errorf("%s: revision %s was acknowledged, but the state has %q", id, revision, have[id])
 			}
 		}
 		for _, a := range c.Agents[:2] {

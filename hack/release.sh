@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the files of a release into dist/: programs for linux amd64 and arm64, Debian packages,
-# container images, software bills of materials, and checksums.
+# Builds the files of a release into dist/: programs for linux amd64 and arm64, persysctl for macOS and
+# Windows too, Debian packages, container images, software bills of materials, and checksums.
 #
 #   VERSION=v1.2.0 hack/release.sh
 #
@@ -54,7 +54,7 @@ programs=(persys-scheduler=scheduler persys-agent=agent persys-gateway=gateway p
 build() { # GOARCH output package [go build flags]
 	local arch="$1" out="$2" pkg="$3"
 	shift 3
-	GOOS=linux GOARCH="$arch" go build -trimpath -ldflags "-s -w -X main.version=$VERSION" "$@" -o "$out" "$pkg"
+	GOOS="${GOOS:-linux}" GOARCH="$arch" go build -trimpath -ldflags "-s -w -X main.version=$VERSION" "$@" -o "$out" "$pkg"
 }
 for arch in $ARCHES; do
 	bin="$DIST/linux_$arch"
@@ -69,6 +69,20 @@ for arch in $ARCHES; do
 	fi
 	for file in "$bin"/*; do
 		"$tools/cyclonedx-gomod" bin -json -output "$DIST/sbom/$(basename "$file")_linux_$arch.cdx.json" -version "$VERSION" "$file" 2>/dev/null
+	done
+done
+
+# The command line also for macOS and Windows. Each archive holds one program.
+mtime="@$(git log -1 --format=%ct)"
+for arch in $ARCHES; do
+	for os in darwin windows; do
+		echo "$os/$arch persysctl"
+		name=persysctl
+		[[ $os != windows ]] || name=persysctl.exe
+		mkdir -p "$DIST/${os}_$arch"
+		GOOS="$os" CGO_ENABLED=0 build "$arch" "$DIST/${os}_$arch/$name" ./cmd/persysctl
+		"$tools/cyclonedx-gomod" bin -json -output "$DIST/sbom/persysctl_${os}_$arch.cdx.json" -version "$VERSION" "$DIST/${os}_$arch/$name" 2>/dev/null
+		tar -C "$DIST/${os}_$arch" --owner=0 --group=0 --numeric-owner --mtime="$mtime" -czf "$DIST/persysctl_${VERSION}_${os}_$arch.tar.gz" "$name"
 	done
 done
 
@@ -95,7 +109,7 @@ for arch in $ARCHES; do
 	mkdir "$DIST/$tree"
 	cp -r "$DIST/linux_$arch" "$DIST/$tree/bin"
 	cp -r "$DIST/share" deploy examples sample.env README.md "$DIST/$tree/"
-	tar -C "$DIST" --owner=0 --group=0 --numeric-owner --sort=name --mtime=@"$(git log -1 --format=%ct)" -czf "$DIST/$tree.tar.gz" "$tree"
+	tar -C "$DIST" --owner=0 --group=0 --numeric-owner --sort=name --mtime="$mtime" -czf "$DIST/$tree.tar.gz" "$tree"
 	rm -r "${DIST:?}/$tree"
 done
 

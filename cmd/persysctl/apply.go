@@ -245,6 +245,9 @@ func (c *cli) parse(o applyOptions) ([]*controlv1.ApplyWorkloadRequest, error) {
 			continue
 		}
 		for _, r := range reqs {
+			if r.GetSpec() == nil && r.GetDesiredState() == "" {
+				faults = append(faults, fmt.Sprintf("%s: workload %q has no specification: give it one of container, compose and vm", s.Name, r.GetWorkloadId()))
+			}
 			if other, twice := first[r.GetWorkloadId()]; twice {
 				faults = append(faults, fmt.Sprintf("%s: id %q is also in %s", s.Name, r.GetWorkloadId(), other))
 			}

@@ -245,7 +245,7 @@ func (c *cli) showRestore(r *clusterv1.RestoreBackupResponse, verb string) {
 
 func restoreLines(r *clusterv1.RestoreBackupResponse, verb string) []string {
 	line := func(n int32, what string, ids []string) string {
-		s := fmt.Sprintf("%s %s %s", plural(n, "workload"), verb, what)
+		s := fmt.Sprintf("%s %s %s", plural(n, "workload"), agree(verb, n), what)
 		if len(ids) > 0 {
 			const shown = 8
 			names := make([]string, 0, shown)
@@ -266,9 +266,17 @@ func restoreLines(r *clusterv1.RestoreBackupResponse, verb string) []string {
 		line(r.GetUnchangedCount(), "left as they are", nil),
 	}
 	if n := r.GetNodesAdded(); n > 0 {
-		lines = append(lines, fmt.Sprintf("%s %s known again", plural(n, "node"), verb))
+		lines = append(lines, fmt.Sprintf("%s %s known again", plural(n, "node"), agree(verb, n)))
 	}
 	return lines
+}
+
+// agree makes a verb in the plural one that fits n.
+func agree[N ~int32 | ~int64](verb string, n N) string {
+	if verb == "were" && n == 1 {
+		return "was"
+	}
+	return verb
 }
 
 // upload sends a file in pieces; head goes with the first.

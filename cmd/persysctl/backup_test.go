@@ -129,7 +129,7 @@ func TestBackupCommands(t *testing.T) {
 	if last := f.restores[4]; last.GetPreview() || !last.GetForceNewCluster() || !bytes.Equal(f.taken, f.backup) {
 		t.Errorf("sent %d bytes with %v", len(f.taken), last)
 	}
-	if out := s.stdout.String(); !strings.Contains(out, "restored at index 41, incarnation 9") {
+	if out := s.stdout.String(); !strings.Contains(out, "restored at index 41, incarnation 9") || !strings.Contains(out, "1 workload was brought back") {
 		t.Errorf("restore says:\n%s", out)
 	}
 }

@@ -51,6 +51,9 @@ func (c *cli) checkCompose(name string) error {
 	}
 	keys, err := composefile.Keys(string(text))
 	if err != nil {
+		if _, serr := spec.Parse(name, text, spec.Options{}); serr == nil {
+			return failf(exitFailed, "persysctl plan -f "+name, "%s is a specification of workloads and not a Compose file", name)
+		}
 		return failf(exitFailed, "", "%s: %v", name, err)
 	}
 	rows, refused := make([]composeKey, 0, len(keys)), 0

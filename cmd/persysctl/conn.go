@@ -94,6 +94,10 @@ func (c *cli) load() error {
 	return c.choose()
 }
 
+// unreachableAfter is how long a call goes on while no scheduler can be reached. A person waits for the
+// answer, so the error comes early and not when the call's time is over.
+const unreachableAfter = 2 * time.Second
+
 // link is a connection of either kind.
 type link interface {
 	grpc.ClientConnInterface
@@ -118,7 +122,7 @@ func (c *cli) connect(ctx context.Context) error {
 	if contexts.Gateway(c.settings.Server) {
 		return c.connectGateway(ctx)
 	}
-	opt := dial.Options{Discovery: c.settings.Server, UserAgent: "persysctl/" + version, CallTimeout: c.timeout(), Log: c.log()}
+	opt := dial.Options{Discovery: c.settings.Server, UserAgent: "persysctl/" + version, CallTimeout: c.timeout(), UnreachableAfter: unreachableAfter, Log: c.log()}
 	if c.settings.Insecure {
 		opt.Insecure = true
 	} else {
@@ -126,7 +130,7 @@ func (c *cli) connect(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		opt.TLS = files
+		opt.TLS, c.files = files, files
 	}
 	extra, err := c.follow(ctx, opt.Log)
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -169,6 +170,21 @@ func TestTLS(t *testing.T) {
 		code := run(t.Context(), s.world, []string{"-s", f.addr, "--rpc-timeout-seconds", "1", "nodes"})
 		if code != exitUnavailable || !strings.Contains(s.stderr.String(), "no trusted connection") || !strings.Contains(s.stderr.String(), "--tls-ca") {
 			t.Errorf("exit %d: %s", code, s.stderr.String())
+		}
+	})
+	t.Run("a client certificate of another CA is named as the reason", func(t *testing.T) {
+		other := t.TempDir()
+		if _, err := pki.DevCerts(other, pki.DevOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		for range 10 { // how the connection ends differs from one to the next
+			s := newSession(t)
+			use(s, other+"/user/admin")
+			s.env["PERSYS_TLS_CA"] = dir + "/user/admin/ca.pem"
+			code := run(t.Context(), s.world, []string{"-s", f.addr, "--rpc-timeout-seconds", "1", "nodes"})
+			if code != exitUnavailable || !strings.Contains(s.stderr.String(), f.addr+" refuses this certificate: ") || !strings.Contains(s.stderr.String(), "--tls-cert") {
+				t.Fatalf("exit %d: %s", code, s.stderr.String())
+			}
 		}
 	})
 	t.Run("plain text to TLS is explained", func(t *testing.T) {
@@ -393,6 +409,9 @@ func TestReference(t *testing.T) {
 		if !strings.Contains(string(data), want) {
 			t.Errorf("the reference lacks %q", want)
 		}
+	}
+	if m := regexp.MustCompile(`\n\|---\|---\|\n\n`).FindIndex(data); m != nil {
+		t.Errorf("the reference has a table without rows: %s", data[max(0, m[0]-100):m[1]])
 	}
 	if strings.Contains(string(data), "persysctl workload") || strings.Contains(string(data), s.home) {
 		t.Error("the reference has a hidden command or a path of this machine")

@@ -4,16 +4,23 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"regexp"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/cmd/persysctl/contexts"
 	"github.com/persys/compute/cmd/persysctl/restconn"
 	"github.com/persys/compute/cmd/persysctl/screen"
+	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
 )
 
@@ -73,6 +80,22 @@ var nextCommand = regexp.MustCompile("[;,:] *`(persysctl [^`]+)`[^`]*$")
 // methodName is how the connection begins its own errors.
 var methodName = regexp.MustCompile(`^/persys\.[\w.]+/\w+: `)
 
+// operations are the names that schedulers put before their errors, such as "list revisions" for ListRevisions.
+var operations = sync.OnceValue(func() map[string]bool {
+	upper := regexp.MustCompile(`\B[A-Z]`)
+	out := map[string]bool{}
+	add := func(method string) { out[strings.ToLower(upper.ReplaceAllString(method, " $0"))] = true }
+	for _, desc := range []grpc.ServiceDesc{controlv1.AgentControl_ServiceDesc, clusterv1.Cluster_ServiceDesc, clusterv1.Trust_ServiceDesc} {
+		for _, m := range desc.Methods {
+			add(m.MethodName)
+		}
+		for _, s := range desc.Streams {
+			add(s.StreamName)
+		}
+	}
+	return out
+})
+
 // explain turns any error of a call into a failure. mutation tells whether the
 // call could have changed something.
 func (c *cli) explain(err error, mutation bool) *failure {
@@ -95,6 +118,9 @@ func (c *cli) explained(err error, mutation bool, limit time.Duration) *failure 
 	f = &failure{code: exitFailed, text: screen.Clean(st.Message()), cause: err}
 	if m := nextCommand.FindStringSubmatchIndex(f.text); m != nil {
 		f.hint, f.text = f.text[m[2]:m[3]], f.text[:m[0]]
+	}
+	if op, rest, ok := strings.Cut(f.text, ": "); ok && operations()[op] {
+		f.text = rest // the command line says the same
 	}
 	switch st.Code() {
 	case codes.NotFound:
@@ -153,7 +179,11 @@ func (c *cli) unreachable(f *failure, reason string) {
 		c.unreachableGateway(f, where, low)
 		return
 	}
-	secured := "the certificates do not match those of the schedulers: check --tls-ca, --tls-cert and --tls-key"
+	const secured = "the certificates do not match those of the schedulers: check --tls-ca, --tls-cert and --tls-key"
+	if why := c.certificateRefusal(low); why != "" {
+		f.text, f.hint = fmt.Sprintf("%s refuses this certificate: %s", where, why), ownCertificate
+		return
+	}
 	switch {
 	case strings.Contains(low, "handshake") && strings.Contains(low, "first record does not look like a tls"):
 		f.text, f.hint = fmt.Sprintf("%s speaks plain text, not TLS", where), "persysctl --insecure …"
@@ -161,7 +191,7 @@ func (c *cli) unreachable(f *failure, reason string) {
 		f.text, f.hint = fmt.Sprintf("no trusted connection to %s: %s", where, shortCause(f.text)), secured
 	case strings.Contains(low, "connection refused"):
 		f.text = fmt.Sprintf("no scheduler listens at %s (connection refused)", where)
-		f.hint = "name a scheduler with --server HOST:PORT, or start one: go run ./cmd/scheduler -insecure"
+		f.hint = "name a scheduler with --server HOST:PORT; on its own machine: systemctl status persys-scheduler; to try Persys here: persys dev"
 	case c.settings.Insecure && (strings.Contains(low, "eof") || strings.Contains(low, "reset by peer") || strings.Contains(low, "preface")):
 		f.text = fmt.Sprintf("%s closes plain-text connections; it probably wants TLS", where)
 		f.hint = "leave --insecure out and give --tls-ca, --tls-cert and --tls-key"
@@ -177,6 +207,31 @@ func (c *cli) unreachable(f *failure, reason string) {
 	}
 }
 
+// ownCertificate is the hint when a server refuses our certificate.
+const ownCertificate = "check --tls-cert and --tls-key: of the cluster's CA, in time and not revoked (persysctl identity list)"
+
+// certificateRefusal asks the schedulers again why they cut a connection with TLS, and returns what one
+// says of our certificate, or "". low is the error of the call, in lower case.
+func (c *cli) certificateRefusal(low string) string {
+	cut := func(sign string) bool { return strings.Contains(low, sign) }
+	if c.direct == nil || c.files == nil || !slices.ContainsFunc([]string{"broken pipe", "reset by peer", "eof", "remote error", "preface"}, cut) {
+		return ""
+	}
+	for _, addr := range c.direct.Addrs() {
+		host, _, err := net.SplitHostPort(addr)
+		if err != nil {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		why := restconn.CertificateRefusal(ctx, addr, c.files.ClientConfig(pki.Peer{Hosts: []string{host}, Role: pki.RoleScheduler}))
+		cancel()
+		if why != "" {
+			return why
+		}
+	}
+	return ""
+}
+
 func (c *cli) unreachableGateway(f *failure, where, low string) {
 	another := "name another address with --server, or a context with --context"
 	switch {
@@ -186,7 +241,7 @@ func (c *cli) unreachableGateway(f *failure, where, low string) {
 		f.text, f.hint = fmt.Sprintf("%s speaks plain text, not TLS", where), "persysctl --server "+strings.Replace(where, "https:", "http:", 1)+" …"
 	case strings.Contains(low, "refuses our certificate"):
 		_, why, _ := strings.Cut(f.text, "certificate: ")
-		f.text, f.hint = fmt.Sprintf("the gateway at %s refuses this certificate: %s", where, why), "check --tls-cert and --tls-key: of the cluster's CA, in time and not revoked (persysctl identity list), or use a token"
+		f.text, f.hint = fmt.Sprintf("the gateway at %s refuses this certificate: %s", where, why), ownCertificate+", or use a token"
 	case strings.Contains(low, "certificate") || strings.Contains(low, "x509") || strings.Contains(low, "handshake") || strings.Contains(low, "tls:"):
 		f.text, f.hint = fmt.Sprintf("no trusted connection to %s: %s", where, shortCause(f.text)), "check --tls-ca, --tls-cert and --tls-key, or the token"
 	case transport(low):

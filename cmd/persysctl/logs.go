@@ -7,8 +7,12 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/cmd/persysctl/screen"
 )
 
 type logOptions struct {
@@ -67,6 +71,9 @@ func (c *cli) logs(ctx context.Context, id string, o logOptions) error {
 		err = nil
 	}
 	if err = endWatch(ctx, err); err == nil {
+		if o.follow && ctx.Err() == nil {
+			c.outputEnded(ctx, id)
+		}
 		return nil
 	}
 	f := c.explain(err, false)
@@ -74,6 +81,22 @@ func (c *cli) logs(ctx context.Context, id string, o logOptions) error {
 		return c.orGroup(ctx, id, f)
 	}
 	return f
+}
+
+// outputEnded says on stderr why there is no more output to follow.
+func (c *cli) outputEnded(ctx context.Context, id string) {
+	r, err := call(ctx, c, c.control.GetWorkload, &controlv1.GetWorkloadRequest{WorkloadId: id, Level: c.level()})
+	why := "it is deleted"
+	switch w := r.GetWorkload(); {
+	case status.Code(err) == codes.NotFound:
+	case err != nil:
+		why = "its state is not known: " + c.explain(err, false).text
+	case w.GetStatus() == "Running":
+		why = "it was restarted or moved, and is Running on " + w.GetAssignedNodeId()
+	default:
+		why = "it is " + joinNonEmpty(": ", w.GetStatus(), screen.Clean(reasonText(w)))
+	}
+	c.empty("The output of "+id+" has ended: "+why+".", "persysctl logs "+id+" --follow")
 }
 
 // since reads a duration before now, or a time.

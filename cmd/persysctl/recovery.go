@@ -242,7 +242,7 @@ func (c *cli) showMode(mode string) {
 
 func keyLines(r *clusterv1.RestoreMirrorResponse, verb string, each bool) []string {
 	lines := []string{fmt.Sprintf("%s of etcd %s created, %d changed, %d removed; %d equal",
-		plural(r.GetCreated(), "key"), verb, r.GetChanged(), r.GetRemoved(), r.GetEqual())}
+		plural(r.GetCreated(), "key"), agree(verb, r.GetCreated()), r.GetChanged(), r.GetRemoved(), r.GetEqual())}
 	if !each {
 		return lines
 	}

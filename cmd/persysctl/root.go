@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/x509"
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/cmd/persysctl/screen"
 	"github.com/persys/compute/config"
+	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
 )
 
@@ -49,6 +51,7 @@ type cli struct {
 
 	conn    link
 	direct  *dial.Conn // conn, unless it goes through a gateway
+	files   *pki.Files // the certificates that direct uses; nil in plain text
 	control controlv1.AgentControlClient
 	cluster clusterv1.ClusterClient
 	trust   clusterv1.TrustClient
@@ -78,15 +81,19 @@ func runWith(ctx context.Context, c *cli, args []string) int {
 	return c.report(err)
 }
 
-// misuse is what the library found wrong with the command line.
+// parseError is the end of pflag's error for a value that is no number.
+var parseError = regexp.MustCompile(`strconv\.Parse(\w+): parsing .*`)
+
+// misuse explains an error of the library that parses the command line.
 func (c *cli) misuse(root, cmd *cobra.Command, err error) error {
 	text, _, _ := strings.Cut(err.Error(), "\n")
+	if m := parseError.FindStringSubmatchIndex(text); m != nil {
+		rule := map[string]string{"Int": "must be a whole number", "Uint": "must be a whole number, 0 or more", "Bool": "must be true or false"}
+		text = text[:m[0]] + orText(rule[text[m[2]:m[3]]], "cannot be read")
+	}
 	f := &failure{code: exitUsage, text: text, hint: cmd.CommandPath() + " --help"}
 	if word, ok := strings.CutPrefix(text, "unknown command "); ok {
-		word = strings.Trim(strings.Fields(word)[0], `"`)
-		if near := root.SuggestionsFor(word); len(near) > 0 {
-			f.hint = "persysctl " + near[0]
-		}
+		f.hint = nearestCommand(root, strings.Trim(strings.Fields(word)[0], `"`))
 	}
 	return f
 }
@@ -113,12 +120,11 @@ Which cluster it asks: "persysctl help connection". What its exit codes mean:
   persysctl list --watch
   persysctl why web
   persysctl logs web -f`,
-		Version:                    version,
-		SilenceUsage:               true,
-		SilenceErrors:              true,
-		DisableSuggestions:         true,
-		SuggestionsMinimumDistance: 2,
-		PersistentPreRunE:          c.prepare,
+		Version:            version,
+		SilenceUsage:       true,
+		SilenceErrors:      true,
+		DisableSuggestions: true,
+		PersistentPreRunE:  c.prepare,
 	}
 	root.SetVersionTemplate("persysctl {{.Version}}\n")
 	var err error

@@ -308,6 +308,16 @@ func TestExitCodes(t *testing.T) {
 	}{
 		{"done", "", nil, []string{"list"}, exitOK, nil},
 		{"an unknown command", "", nil, []string{"lits"}, exitUsage, []string{`unknown command "lits"`, "hint: persysctl list"}},
+		{"the verb of docker for a list", "", nil, []string{"ps"}, exitUsage, []string{`unknown command "ps"`, "hint: persysctl list\n"}},
+		{"a mistyped list", "", nil, []string{"lst"}, exitUsage, []string{"hint: persysctl list\n"}},
+		{"the verb of docker for a start", "", nil, []string{"run", "nginx"}, exitUsage, []string{"hint: persysctl apply -f FILE\n"}},
+		{"the verb of docker for a look", "", nil, []string{"inspect", "web"}, exitUsage, []string{"hint: persysctl get WORKLOAD\n"}},
+		{"another count", "", nil, []string{"scale", "web", "3"}, exitUsage, []string{"hint: persysctl apply -f FILE   with the new count in FILE\n"}},
+		{"a verb like no other", "", nil, []string{"frobnicate"}, exitUsage, []string{"hint: persysctl --help\n"}},
+		{"an alias for the list", "", nil, []string{"ls"}, exitOK, nil},
+		{"an alias for a look", "", nil, []string{"describe", "web-0"}, exitOK, nil},
+		{"an alias for deletion", "", nil, []string{"rm", "old"}, exitOK, nil},
+		{"a flag that is no number", "", nil, []string{"logs", "web-0", "--tail", "x"}, exitUsage, []string{`invalid argument "x" for "--tail" flag: must be a whole number` + "\n"}},
 		{"an unknown flag", "", nil, []string{"list", "--nod"}, exitUsage, []string{"unknown flag: --nod", "hint: persysctl list --help"}},
 		{"a missing argument", "", nil, []string{"why-not", "web"}, exitUsage, []string{"NODE is missing"}},
 		{"a surplus argument", "", nil, []string{"get", "a", "b"}, exitUsage, []string{`unexpected argument "b"`}},
@@ -375,11 +385,23 @@ func TestSlowScheduler(t *testing.T) {
 	}
 }
 
-func TestNobodyListens(t *testing.T) {
-	s := newSession(t)
-	code := s.run(nil, "--insecure", "-s", "127.0.0.1:1", "--rpc-timeout-seconds", "1", "list")
-	if want := "no scheduler listens at 127.0.0.1:1"; code != exitUnavailable || !strings.Contains(s.stderr.String(), want) {
-		t.Errorf("exit %d: %s; want 4 and %q", code, s.stderr.String(), want)
+// TestNoServer: the error comes long before the 20 seconds that a call may take, and names what to start.
+func TestNoServer(t *testing.T) {
+	for _, args := range [][]string{{"list"}, {"stop", "web"}, {"events", "-w"}} {
+		t.Run(args[0], func(t *testing.T) {
+			t.Parallel()
+			s := newSession(t)
+			began := time.Now()
+			code := s.run(nil, append([]string{"--insecure", "-s", "127.0.0.1:1"}, args...)...)
+			if took := time.Since(began); took > 10*time.Second {
+				t.Errorf("the answer took %s", took)
+			}
+			for _, want := range []string{"no scheduler listens at 127.0.0.1:1", "systemctl status persys-scheduler", "persys dev"} {
+				if code != exitUnavailable || !strings.Contains(s.stderr.String(), want) {
+					t.Errorf("exit %d: %s; want 4 and %q", code, s.stderr.String(), want)
+				}
+			}
+		})
 	}
 }
 

@@ -4,9 +4,7 @@ import (
 	"context"
 	"io"
 	"os"
-	"os/signal"
 	"strconv"
-	"syscall"
 	"time"
 
 	"golang.org/x/term"
@@ -59,25 +57,7 @@ func system() world {
 			}
 			return columns, rows
 		}
-		w.resized = func(ctx context.Context) <-chan struct{} {
-			got, out := make(chan os.Signal, 1), make(chan struct{}, 1)
-			signal.Notify(got, syscall.SIGWINCH)
-			go func() {
-				defer signal.Stop(got)
-				for {
-					select {
-					case <-got:
-						select {
-						case out <- struct{}{}:
-						default:
-						}
-					case <-ctx.Done():
-						return
-					}
-				}
-			}()
-			return out
-		}
+		w.resized = resized
 	}
 	w.home, _ = os.UserHomeDir() // without a home there is no ~/.persys
 	for _, f := range []*os.File{os.Stdout, os.Stderr} {

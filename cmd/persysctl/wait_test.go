@@ -297,6 +297,25 @@ func TestFollowedLogsGoOnByTheNodesClock(t *testing.T) {
 	}
 }
 
+func TestFollowedLogsSayWhyTheyEnd(t *testing.T) {
+	f := start(t, nil)
+	for _, c := range []struct {
+		name, want string
+		change     func()
+	}{
+		{"the container was restarted", "The output of web-0 has ended: it was restarted or moved, and is Running on node-a.\nhint: persysctl logs web-0 --follow\n", func() {}},
+		{"the workload was stopped", "The output of web-0 has ended: it is Stopped.", func() { f.find("web-0").Status = "Stopped" }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			c.change()
+			s := newSession(t)
+			if code := s.run(f, "logs", "web-0", "-f"); code != 0 || !strings.Contains(s.stderr.String(), c.want) {
+				t.Errorf("exit %d, %q, want %q", code, s.stderr.String(), c.want)
+			}
+		})
+	}
+}
+
 func TestLogsAreAskedForAsWished(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	if code := s.run(f, "logs", "web-0", "--tail", "7", "--since", "10m", "-t", "--service", "api"); code != 0 {
@@ -344,6 +363,7 @@ func TestApply(t *testing.T) {
 			[]string{"-f", "HOME/d"}},
 		{"apply-recursive", map[string]string{"d/a.yaml": "id: a\ncontainer: {image: a}\n", "d/sub/c.yaml": "id: c\ncontainer: {image: c}\n"}, []string{"-f", "HOME/d", "-R"}},
 		{"apply-empty-folder", map[string]string{"d/readme.txt": "x"}, []string{"-f", "HOME/d"}},
+		{"apply-no-specification", map[string]string{"web.yaml": "id: web\n"}, []string{"-f", "HOME/web.yaml"}},
 		{"apply-invalid", map[string]string{"web.yaml": "id: web\ncontainer:\n  imgae: hello\n---\nid: web 2\ncontainer: {image: x, ports: [\"99999:80\"]}\n"}, []string{"-f", "HOME/web.yaml"}},
 		{"apply-twice-the-same-id", map[string]string{"a.yaml": webYAML, "b.yaml": webYAML}, []string{"-f", "HOME/a.yaml", "-f", "HOME/b.yaml"}},
 		{"apply-refused", map[string]string{"a.yaml": "id: bad\ncontainer: {image: x}\n---\nid: good\ncontainer: {image: x}\n"}, []string{"-f", "HOME/a.yaml"}},
@@ -459,6 +479,7 @@ func TestComposeCheck(t *testing.T) {
 		{"compose-check-json", file, []string{"-o", "json"}},
 		{"compose-check-yaml", file, []string{"-o", "yaml"}},
 		{"compose-check-no-services", "a: 1\n", nil},
+		{"compose-check-specification", "id: shop\ncompose: {inline: \"services: {web: {image: x}}\"}\n", nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f, s := start(t, nil), newSession(t)

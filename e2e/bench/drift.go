@@ -60,7 +60,7 @@ func drift1k(ctx context.Context, _ *env) (result, error) {
 		return result{}, err
 	}
 	if n := agents.heard(); n < driftNodes || found < driftNodes/driftOdd {
-		return result{}, fmt.Errorf("after %s %d of %d nodes were asked, and %d of %d drifts noted", noted, n, driftNodes, found, driftNodes/driftOdd)
+		return result{}, fmt.Errorf("after %s, %d of %d nodes were inspected and %d of %d drifts recorded", noted, n, driftNodes, found, driftNodes/driftOdd)
 	}
 	return result{ours: noted.Seconds(), unit: "s", goal: driftInterval.Seconds(), lower: true,
 		note: fmt.Sprintf("%d nodes of %d workloads; %.2f s of CPU for leader and agents, %.1f %% of a core; the last node was asked after %.1f s, the last of %d orphans on record after %.1f s",

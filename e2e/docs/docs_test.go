@@ -201,6 +201,12 @@ func checkRelease(t *testing.T, dist string) {
 	if out, err := command(t, dist, "sha256sum", "--check", "--quiet", "SHA256SUMS"); err != nil {
 		t.Errorf("checksums: %v\n%s", err, out)
 	}
+	for platform, program := range map[string]string{"darwin": "persysctl", "windows": "persysctl.exe"} {
+		archive := "persysctl_v0.0.1-docs_" + platform + "_amd64.tar.gz"
+		if out, err := command(t, dist, "tar", "-tf", archive); err != nil || strings.TrimSpace(out) != program {
+			t.Errorf("%s holds %q, want %s: %v", archive, out, program, err)
+		}
+	}
 	for _, program := range []string{"persys-scheduler", "persys-agent", "persys-agent-libvirt", "persys-gateway", "persysctl"} {
 		args := []string{"--version"}
 		if program == "persysctl" {

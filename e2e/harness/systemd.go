@@ -32,7 +32,7 @@ type Systemd struct {
 // and a mounted cgroup2; the error names the missing one.
 func BootSystemd(ctx context.Context, dir string) (s *Systemd, err error) {
 	if os.Geteuid() != 0 {
-		return nil, errors.New("only root can start a systemd as process 1 of its own namespaces")
+		return nil, errors.New("starting a systemd as process 1 of new namespaces takes root")
 	}
 	unified, err := cgroup2()
 	if err != nil {

@@ -80,7 +80,7 @@ func (w *Wire) Own(programs ...*Process) {
 // UDP always in silence. Connections that others have opened to the program stay.
 func (w *Wire) Cut(ctx context.Context, how How, from *Process, to ...string) error {
 	if from.GID == 0 {
-		return fmt.Errorf("%s has no group of its own", from.Name)
+		return fmt.Errorf("%s has no group id: call Own first", from.Name)
 	}
 	return w.add(ctx, how, from.GID, to...)
 }

@@ -19,14 +19,12 @@ const (
 	laneEarly lane = "early"
 	// laneDocker runs one test after another in the network of the machine, where Docker publishes ports.
 	laneDocker lane = "docker"
-	// laneLibvirt runs one test after another in the network of the machine, beside laneDocker.
-	laneLibvirt lane = "libvirt"
 	// laneFull is laneNamespace with make test-full, and is left out otherwise.
 	laneFull lane = "full"
 )
 
 // lanes are the lanes that lanes.txt may name.
-var lanes = []lane{laneEarly, laneDocker, laneLibvirt, laneFull}
+var lanes = []lane{laneEarly, laneDocker, laneFull}
 
 // rule is one line of lanes.txt.
 type rule struct {
@@ -72,24 +70,22 @@ func readRules(path string, tests []string) (map[string]rule, error) {
 
 // plan is the order of the tests.
 type plan struct {
-	namespaced []string   // several at a time, in this order
-	host       [][]string // lanes in the network of the machine: the tests of each run one after another
-	left       []string   // not run: the lane "full" without -full
+	namespaced []string // several at a time, in this order
+	docker     []string // in the network of the machine, one after another
+	left       []string // not run: the lane "full" without -full
 }
 
 // arrange keeps the order of the source in each lane.
 func arrange(tests []string, rules map[string]rule, opt options) plan {
 	var p plan
-	var early, docker, libvirt []string
+	var early []string
 	for _, name := range tests {
 		if opt.match != nil && !opt.match.MatchString(name) {
 			continue
 		}
 		switch rules[name].lane {
 		case laneDocker:
-			docker = append(docker, name)
-		case laneLibvirt:
-			libvirt = append(libvirt, name)
+			p.docker = append(p.docker, name)
 		case laneEarly:
 			early = append(early, name)
 		case laneFull:
@@ -103,15 +99,14 @@ func arrange(tests []string, rules map[string]rule, opt options) plan {
 		}
 	}
 	p.namespaced = append(early, p.namespaced...)
-	p.host = [][]string{docker, libvirt}
 	return p
 }
 
 // inOrder is the plan for a machine on which no namespaces can be made.
 func (p plan) inOrder() plan {
-	return plan{host: [][]string{slices.Concat(slices.Concat(p.host...), p.namespaced)}, left: p.left}
+	return plan{docker: slices.Concat(p.docker, p.namespaced), left: p.left}
 }
 
-// workersFor is the default number of namespaced tests at a time. The lanes docker and libvirt run beside
-// them. More tests would delay each other's heartbeats and elections.
+// workersFor is the default number of namespaced tests at a time; the lane docker runs beside them. More
+// tests would delay each other's heartbeats and elections.
 func workersFor() int { return min(max(2, runtime.NumCPU()), 8) }

@@ -1,6 +1,9 @@
 package main
 
 import (
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -14,7 +17,7 @@ func TestRulesAreValidated(t *testing.T) {
 		"# a comment\n\nTestA docker it publishes a port\n":        "",
 		"TestX host it publishes a port\n":                         "lanes.txt:1: there is no test TestX",
 		"TestA docker it publishes\nTestA full it waits\n":         "lanes.txt:2: TestA is listed twice",
-		"TestA alone it measures time\n":                           `lanes.txt:1: the lane is "alone": it must be one of [early docker libvirt full]`,
+		"TestA alone it measures time\n":                           `lanes.txt:1: the lane is "alone": it must be one of [early docker full]`,
 		"TestA full\n":                                             "lanes.txt:1: TestA has no reason",
 		"TestB early it takes two minutes\nTestA full   \n# end\n": "lanes.txt:2: TestA has no reason",
 	} {
@@ -30,22 +33,62 @@ func TestRulesAreValidated(t *testing.T) {
 }
 
 func TestTestsAreArrangedByLane(t *testing.T) {
-	tests := []string{"TestA", "TestDocker", "TestVM", "TestLong", "TestWaits", "TestB"}
-	rules := map[string]rule{"TestDocker": {laneDocker, "ports"}, "TestVM": {laneLibvirt, "bridges"}, "TestLong": {laneEarly, "long"}, "TestWaits": {laneFull, "waits"}}
+	tests := []string{"TestA", "TestDocker", "TestLong", "TestWaits", "TestB"}
+	rules := map[string]rule{"TestDocker": {laneDocker, "ports"}, "TestLong": {laneEarly, "long"}, "TestWaits": {laneFull, "waits"}}
 	for name, c := range map[string]struct {
 		opt  options
 		want plan
 	}{
-		"make test":      {options{}, plan{namespaced: []string{"TestLong", "TestA", "TestB"}, host: [][]string{{"TestDocker"}, {"TestVM"}}, left: []string{"TestWaits"}}},
-		"make test-full": {options{full: true}, plan{namespaced: []string{"TestLong", "TestWaits", "TestA", "TestB"}, host: [][]string{{"TestDocker"}, {"TestVM"}}}},
-		"make e2e NAME":  {options{match: regexp.MustCompile("A|Docker")}, plan{namespaced: []string{"TestA"}, host: [][]string{{"TestDocker"}, nil}}},
+		"make test":      {options{}, plan{namespaced: []string{"TestLong", "TestA", "TestB"}, docker: []string{"TestDocker"}, left: []string{"TestWaits"}}},
+		"make test-full": {options{full: true}, plan{namespaced: []string{"TestLong", "TestWaits", "TestA", "TestB"}, docker: []string{"TestDocker"}}},
+		"make e2e NAME":  {options{match: regexp.MustCompile("A|Docker")}, plan{namespaced: []string{"TestA"}, docker: []string{"TestDocker"}}},
 	} {
 		if got := arrange(tests, rules, c.opt); !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%s: %+v, want %+v", name, got, c.want)
 		}
 	}
 	p := arrange(tests, rules, options{}).inOrder()
-	if want := [][]string{{"TestDocker", "TestVM", "TestLong", "TestA", "TestB"}}; len(p.namespaced) > 0 || !reflect.DeepEqual(p.host, want) {
+	if want := []string{"TestDocker", "TestLong", "TestA", "TestB"}; len(p.namespaced) > 0 || !reflect.DeepEqual(p.docker, want) {
 		t.Errorf("without namespaces: %+v, want %v one after another", p, want)
+	}
+}
+
+// lanes.txt is valid, and every test that takes the Docker engine is in the lane docker.
+func TestLanesFileMatchesTheTests(t *testing.T) {
+	files, err := filepath.Glob("../*_test.go")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%d test files: %v", len(files), err)
+	}
+	var tests []string
+	docker := map[string]bool{}
+	for _, path := range files {
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, decl := range file.Decls {
+			fn, ok := decl.(*ast.FuncDecl)
+			if !ok || !strings.HasPrefix(fn.Name.Name, "Test") || fn.Name.Name == "TestMain" {
+				continue
+			}
+			tests = append(tests, fn.Name.Name)
+			ast.Inspect(fn, func(n ast.Node) bool {
+				if call, ok := n.(*ast.CallExpr); ok {
+					if id, ok := call.Fun.(*ast.Ident); ok && id.Name == "theEngine" {
+						docker[fn.Name.Name] = true
+					}
+				}
+				return true
+			})
+		}
+	}
+	rules, err := readRules("../lanes.txt", tests)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range tests {
+		if is := rules[name].lane == laneDocker; is != docker[name] {
+			t.Errorf("%s: in lane docker %v, calls theEngine %v: change e2e/lanes.txt", name, is, docker[name])
+		}
 	}
 }

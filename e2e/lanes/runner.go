@@ -89,13 +89,11 @@ func (r *runner) all(ctx context.Context, p plan, workers int) error {
 			}
 		})
 	}
-	for _, tests := range p.host {
-		wg.Go(func() {
-			for _, name := range tests {
-				r.one(ctx, name, false)
-			}
-		})
-	}
+	wg.Go(func() {
+		for _, name := range p.docker {
+			r.one(ctx, name, false)
+		}
+	})
 	for _, name := range p.namespaced {
 		queue <- name
 	}

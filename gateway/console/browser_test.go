@@ -21,15 +21,15 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// patience is for a browser on a busy machine.
+// patience bounds each wait; a browser is slow on a busy machine.
 const patience = 20 * time.Second
 
-// api is a gateway whose answers a test gives: by method and path below /v1, a text for
-// JSON, a number for a failure of that status, or a handler.
+// api is a gateway with the answers of a test, by method and path below /v1: a string is
+// JSON, an int is the status of an error, and a handler answers by itself.
 type api struct {
 	mu      sync.Mutex
 	answers map[string]any
-	events  chan string // what the followed stream of events tells
+	events  chan string // sent to the page that follows the events
 }
 
 func (a *api) set(answers map[string]any) {
@@ -100,7 +100,7 @@ func (p *tab) open(path string) {
 	p.do(chromedp.Navigate(p.url + "/ui/#" + path))
 }
 
-// is waits until the script gives want.
+// is waits until the script returns want.
 func (p *tab) is(script string, want any) {
 	p.t.Helper()
 	text, err := json.Marshal(want)
@@ -121,7 +121,7 @@ func (p *tab) is(script string, want any) {
 	})
 }
 
-// sees waits for texts on the page, or after "not " for their absence.
+// sees waits until each text is on the page, or with the prefix "not " until it is not.
 func (p *tab) sees(texts ...string) {
 	p.t.Helper()
 	for _, text := range texts {
@@ -140,14 +140,15 @@ func (p *tab) tell(event string) {
 	}
 }
 
-// press clicks the button or link of that name, in the dialog if there is one.
+// press clicks the button or link with that text, in the dialog if one is open.
 func (p *tab) press(name string) {
 	p.t.Helper()
 	p.is(fmt.Sprintf(`(() => { const el = [...(document.querySelector("dialog[open]") || document).querySelectorAll("button, a")].find((b) => b.textContent.trim() === %q && !b.disabled);
 		if (el) el.click(); return !!el; })()`, name), true)
 }
 
-// TestInBrowser shows the console in a real browser what a gateway seldom answers.
+// TestInBrowser opens the console in a real browser, over a gateway that answers with errors, with
+// nothing, or late.
 func TestInBrowser(t *testing.T) {
 	opts := append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]), chromedp.ExecPath(testbed.Program(t, "chromium")), chromedp.WSURLReadTimeout(time.Minute))
 	if os.Getuid() == 0 {
@@ -155,16 +156,16 @@ func TestInBrowser(t *testing.T) {
 	}
 	alloc, stop := chromedp.NewExecAllocator(context.Background(), opts...)
 	t.Cleanup(stop)
-	browser, cancel := chromedp.NewContext(alloc, chromedp.WithErrorf(func(string, ...any) {})) // events newer than the library
+	browser, cancel := chromedp.NewContext(alloc, chromedp.WithErrorf(func(string, ...any) {})) // Chromium sends events that the library does not know
 	t.Cleanup(cancel)
-	if err := chromedp.Run(browser); err != nil { // it lives as long as the context of the first run
+	if err := chromedp.Run(browser); err != nil { // the browser ends with the context of this first run
 		t.Fatal(err)
 	}
 	assets, err := Handler("/ui/")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for fact, test := range facts() {
+	for fact, test := range browserCases() {
 		t.Run(fact, func(t *testing.T) {
 			a := &api{answers: map[string]any{}, events: make(chan string)}
 			mux := http.NewServeMux()
@@ -174,7 +175,7 @@ func TestInBrowser(t *testing.T) {
 			t.Cleanup(func() { s.CloseClientConnections(); s.Close() })
 			ctx, leave := chromedp.NewContext(browser)
 			t.Cleanup(leave)
-			if err := chromedp.Run(ctx); err != nil { // so does the tab
+			if err := chromedp.Run(ctx); err != nil { // and the tab with this one
 				t.Fatal(err)
 			}
 			test(&tab{api: a, t: t, ctx: ctx, url: s.URL})
@@ -182,11 +183,11 @@ func TestInBrowser(t *testing.T) {
 	}
 }
 
-// facts are what is shown, by what it is to be.
-func facts() map[string]func(*tab) {
+// browserCases are the tests by the fact that each of them proves.
+func browserCases() map[string]func(*tab) {
 	return map[string]func(*tab){
-		// Of two workloads one was refused; the way of the other to running took the place of the reason.
-		"what of an apply was refused stays on the page": func(p *tab) {
+		// Two workloads are applied and one is refused. The progress of the other must not replace the reason.
+		"the reason of a refused workload stays on the page": func(p *tab) {
 			p.set(map[string]any{
 				"POST /plan":       `{"workloads": [{"workload_id": "a", "action": "create"}, {"workload_id": "b", "action": "create"}]}`,
 				"POST /apply":      `{"results": [{"success": true, "workload_ids": ["a"]}, {"error_message": "over the quota"}]}`,
@@ -197,16 +198,15 @@ func facts() map[string]func(*tab) {
 			p.press("Apply")
 			p.sees("Done", "over the quota", "not Nothing has been changed")
 		},
-		// An apply that nobody answered may have been carried out.
-		"an apply without an answer is not called one that changed nothing": func(p *tab) {
+		// An apply without an answer may have been carried out.
+		"an apply without an answer is not shown as one that changed nothing": func(p *tab) {
 			p.set(map[string]any{"POST /plan": `{"workloads": [{"workload_id": "a", "action": "create"}]}`, "POST /apply": 504})
 			p.open("/deploy")
 			p.press("Show the plan")
 			p.press("Apply")
 			p.sees("refused with 504", "not Nothing has been changed")
-			p.press("Apply") // it can be tried again
+			p.press("Apply") // the button is enabled again
 		},
-		// A list that was empty, or could not be read, was never read again.
 		"a list of workloads that was empty is read again": func(p *tab) {
 			p.set(map[string]any{"GET /workloads": `{}`})
 			p.open("/workloads")
@@ -223,8 +223,7 @@ func facts() map[string]func(*tab) {
 			p.tell(`{"seq": "1", "type": "WorkloadCreated", "workload_id": "first"}`)
 			p.sees("first")
 		},
-		// A list that was read to its end did not notice that it had become longer than a page.
-		"a list of workloads that has grown by pages is read to its end": func(p *tab) {
+		"a list that grows by a page after it was read to its end is read to its new end": func(p *tab) {
 			var mu sync.Mutex
 			n := 1
 			p.set(map[string]any{"GET /workloads": http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -255,8 +254,8 @@ func facts() map[string]func(*tab) {
 			p.do(chromedp.Evaluate(`{ const view = document.querySelector(".view"); view.scrollTop = 1e6; view.dispatchEvent(new Event("scroll")); }`, nil))
 			p.sees("120 workloads")
 		},
-		// A page that was left while it read events came back over the page that was opened next.
-		"a page that was left does not come back": func(p *tab) {
+		// The page is left while it still reads events.
+		"a page that was left does not replace the next page": func(p *tab) {
 			reading := make(chan struct{})
 			p.set(map[string]any{"GET /events": http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if r.URL.Query().Has("follow") {
@@ -271,8 +270,8 @@ func facts() map[string]func(*tab) {
 			p.sees("Name or label")
 			p.is(`document.querySelector("h1").textContent`, "Nodes")
 		},
-		// Each event put the next look off; while there was one all the time, nothing was looked at.
-		"a page is read again while events never pause": func(p *tab) {
+		// An event must not put off a read that is due.
+		"a page is read again under a steady stream of events": func(p *tab) {
 			p.set(map[string]any{"GET /nodes": `{"nodes": [{"node_id": "old"}]}`})
 			p.open("/nodes")
 			p.sees("old")
@@ -287,11 +286,10 @@ func facts() map[string]func(*tab) {
 			var text string
 			p.do(chromedp.Evaluate(`document.body.innerText`, &text))
 			if !strings.Contains(text, "new") {
-				p.t.Error("after four seconds of events the page shows what was there before")
+				p.t.Error("after four seconds of events the page still shows the old nodes")
 			}
 		},
-		// One look that failed took a page away for good, though the next ones went through.
-		"a page outlives a look that failed": func(p *tab) {
+		"a page recovers after a read that failed": func(p *tab) {
 			p.set(map[string]any{"GET /nodes": `{"nodes": [{"node_id": "old"}]}`})
 			p.open("/nodes")
 			p.sees("old")
@@ -302,8 +300,8 @@ func facts() map[string]func(*tab) {
 			p.tell(`{"seq": "2", "type": "NodeState", "node_id": "n"}`)
 			p.sees("new")
 		},
-		// What failed without a status, or beside calls that went through, was told nowhere, and the pulse said "live".
-		"a look that fails is told, whatever else goes through": func(p *tab) {
+		// The read of the nodes fails without a status while other requests succeed.
+		"a read that fails is shown even while other requests succeed": func(p *tab) {
 			p.set(map[string]any{"GET /nodes": `{"nodes": [{"node_id": "old"}]}`})
 			p.open("/nodes")
 			p.sees("old", "live")
@@ -316,7 +314,7 @@ func facts() map[string]func(*tab) {
 			p.tell(`{"seq": "3", "type": "NodeState", "node_id": "n"}`)
 			p.sees("new", "not What you see is", "live")
 		},
-		"an overview without its events says so": func(p *tab) {
+		"an overview whose events cannot be read says so": func(p *tab) {
 			p.open("/")
 			p.sees("Latest events")
 			p.set(map[string]any{"GET /events": http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -327,8 +325,8 @@ func facts() map[string]func(*tab) {
 			p.tell(`{"seq": "1", "type": "NodeState", "node_id": "n"}`)
 			p.sees("the gateway answered 503. What you see is")
 		},
-		// The mode was read by the overview alone: its banner stayed on every other page after the mode had ended.
-		"the mode is told on every page, as it is": func(p *tab) {
+		// Every page reads the mode, not only the overview.
+		"every page shows the mode, and no longer when it has ended": func(p *tab) {
 			p.set(map[string]any{"GET /status": `{"mode": "degraded", "mode_reason": "etcd is away"}`})
 			p.open("/events")
 			p.sees("The cluster is in mode degraded")
@@ -336,15 +334,13 @@ func facts() map[string]func(*tab) {
 			p.tell(`{"seq": "1", "type": "ModeChanged"}`)
 			p.sees("not The cluster is in mode degraded")
 		},
-		// While the output could not be read the page said that it waits for it, and not why.
-		"why there is no output is told": func(p *tab) {
+		"the reason why logs cannot be read is shown": func(p *tab) {
 			p.set(map[string]any{"GET /workloads/a": `{"workload": {"workload_id": "a", "status": "Running"}}`, "GET /workloads/a/logs": 503})
 			p.open("/workloads/a")
 			p.press("Logs")
 			p.sees("refused with 503")
 		},
-		// The state over the tabs was read again by one of them only.
-		"the state of a workload is followed whatever tab is open": func(p *tab) {
+		"the state above the tabs is read again on every tab": func(p *tab) {
 			p.set(map[string]any{"GET /workloads/a": `{"workload": {"workload_id": "a", "status": "Running", "desired_state": "Running"}}`, "GET /workloads/a/logs": `data: {"data": "b25l"}`})
 			p.open("/workloads/a")
 			p.press("Logs")
@@ -353,8 +349,8 @@ func facts() map[string]func(*tab) {
 			p.tell(`{"seq": "1", "type": "WorkloadState", "workload_id": "a"}`)
 			p.sees("Failed", "Start")
 		},
-		// A connection that died without a word was listened to for ever.
-		"a stream that is silent for longer than its gateway ever is gets opened again": func(p *tab) {
+		// A gateway sends a comment every 15 seconds. A longer silence means that the connection is dead.
+		"a stream that is silent for too long is opened again": func(p *tab) {
 			var opened atomic.Int32
 			p.set(map[string]any{"GET /events": http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if !r.URL.Query().Has("follow") {
@@ -374,8 +370,8 @@ func facts() map[string]func(*tab) {
 			p.open("/events")
 			p.sees("NodeLost")
 		},
-		// Of what a node runs, 500 were shown as if they were all.
-		"a node with more workloads than are shown says so": func(p *tab) {
+		// A node's page shows at most 500 workloads.
+		"a node's page links to the workloads that it does not show": func(p *tab) {
 			p.set(map[string]any{
 				"GET /nodes/n":   `{"node": {"node_id": "n", "status": "Ready", "workloads": 2}}`,
 				"GET /workloads": `{"workloads": [{"workload_id": "first", "status": "Running"}], "next_page_token": "first"}`,
@@ -384,8 +380,8 @@ func facts() map[string]func(*tab) {
 			p.press("All workloads of n")
 			p.is(`document.getElementById("on-node")?.value`, "n")
 		},
-		// Every look made the page anew under the fingers of who uses it by keys.
-		"a look leaves the focus where it is": func(p *tab) {
+		// Reading a page again replaces its elements; keyboard users must keep the focus.
+		"the focus stays on its button when the page is read again": func(p *tab) {
 			p.set(map[string]any{"GET /nodes/n": `{"node": {"node_id": "n", "status": "Ready"}}`})
 			p.open("/nodes/n")
 			p.sees("Drain …")
@@ -395,7 +391,7 @@ func facts() map[string]func(*tab) {
 			p.sees("Fence …")
 			p.is(`document.activeElement.textContent`, "Drain …")
 		},
-		"a look leaves the focus in its row": func(p *tab) {
+		"the focus stays in its row when the page is read again": func(p *tab) {
 			list := `{"workloads": [{"workload_id": "a", "status": "Running", "assigned_node_id": "n"}, {"workload_id": "b", "status": %q, "assigned_node_id": "n"}]}`
 			p.set(map[string]any{"GET /workloads": fmt.Sprintf(list, "Running")})
 			p.open("/workloads")

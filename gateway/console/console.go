@@ -17,16 +17,16 @@ import (
 //go:embed assets
 var assets embed.FS
 
-// policy lets a page load what this server serves and talk to it, and nothing
-// else; no page may frame it.
+// policy lets a page load files from this server and send requests to it, and
+// nothing else. No page may frame it.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
-// file is an asset as it is sent.
+// file is an asset and its response headers.
 type file struct {
-	kind   string
-	tag    string
+	kind   string // Content-Type
+	tag    string // ETag
 	plain  []byte
-	packed []byte // gzip, nil when it would be no smaller
+	packed []byte // with gzip; nil when it is not smaller than plain
 }
 
 // Handler serves the console below prefix, e.g. "/ui/".
@@ -65,7 +65,7 @@ func load(name string) (*file, error) {
 	sum := sha256.Sum256(data)
 	f := &file{kind: mime.TypeByExtension(path.Ext(name)), plain: data, tag: `"` + hex.EncodeToString(sum[:8]) + `"`}
 	if strings.HasSuffix(name, ".js") {
-		f.kind = "text/javascript; charset=utf-8" // whatever this machine's own table says
+		f.kind = "text/javascript; charset=utf-8" // the machine's own table of types may say otherwise
 	}
 	var b bytes.Buffer
 	z, err := gzip.NewWriterLevel(&b, gzip.BestCompression)
@@ -89,7 +89,7 @@ func (f *file) serve(w http.ResponseWriter, r *http.Request) {
 	h.Set("Content-Type", f.kind)
 	h.Set("Content-Security-Policy", policy)
 	h.Set("Referrer-Policy", "no-referrer")
-	// Asked for again each time, answered with 304: an upgrade shows at once.
+	// The browser revalidates at each load and usually gets 304, so an upgrade shows at once.
 	h.Set("Cache-Control", "no-cache")
 	h.Set("ETag", f.tag)
 	h.Set("Vary", "Accept-Encoding")
@@ -104,6 +104,6 @@ func (f *file) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	h.Set("Content-Length", fmt.Sprint(len(body)))
 	if r.Method != http.MethodHead {
-		_, _ = w.Write(body) // the peer may be gone
+		_, _ = w.Write(body) // an error means that the client is gone
 	}
 }

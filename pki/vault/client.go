@@ -20,8 +20,9 @@ type Access struct {
 	Auth             string // token or approle
 	Token            string
 	RoleID, SecretID string
-	// Settings is what the names of these settings begin with; PERSYS_VAULT_. Errors
-	// quote them.
+	// Settings is the prefix of the names of these settings, for errors; default
+	// PERSYS_VAULT_. With another prefix the names have no APPROLE_, as the gateway's
+	// (contract/env.md).
 	Settings string
 }
 
@@ -29,7 +30,7 @@ func (a Access) setting(name string) string {
 	if a.Settings == "" {
 		return "PERSYS_VAULT_" + name
 	}
-	return a.Settings + name
+	return a.Settings + strings.TrimPrefix(name, "APPROLE_")
 }
 
 // Check refuses what cannot work. The error names the setting.

@@ -291,6 +291,7 @@ func TestSettings(t *testing.T) {
 		{Access{Addr: "vault:8200", Auth: "token", Token: "x"}, "PERSYS_VAULT_ADDR"},
 		{Access{Addr: "http://vault:8200", Auth: "token"}, "PERSYS_VAULT_TOKEN"},
 		{Access{Addr: "http://vault:8200", Auth: "approle", RoleID: "x"}, "PERSYS_VAULT_APPROLE_SECRET_ID"},
+		{Access{Addr: "http://vault:8200", Auth: "approle", Settings: "PERSYS_GATEWAY_VAULT_"}, "PERSYS_GATEWAY_VAULT_ROLE_ID or PERSYS_GATEWAY_VAULT_SECRET_ID"},
 		{Access{Addr: "http://vault:8200", Auth: "ldap", Settings: "PERSYS_GATEWAY_VAULT_"}, "PERSYS_GATEWAY_VAULT_AUTH_METHOD"},
 	} {
 		if err := tc.a.Check(); err == nil || !strings.Contains(err.Error(), tc.want) {

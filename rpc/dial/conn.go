@@ -99,6 +99,10 @@ type Options struct {
 	// twice has no effect, and a read whose request or answer got lost inside a
 	// replica would else wait for as long as its caller does.
 	ReadPatience time.Duration
+	// UnreachableAfter ends a call that has reached no replica for this long: every
+	// connection was refused, or failed its handshake. 0 lets it go on until its
+	// deadline, as a program does that outlives an outage.
+	UnreachableAfter time.Duration
 	// Log gets what happens behind the calls; default: discarded.
 	Log *slog.Logger
 	// Extra are appended to the options of every connection (metrics, traces).
@@ -552,14 +556,17 @@ func ready(ctx context.Context, cc *grpc.ClientConn) bool {
 func (c *Conn) try(ctx context.Context, method string, mutation bool, do func(*peer) (sent bool, err error)) error {
 	var tried []*peer
 	var last error
-	unknown := false
-	pause := minPause
+	unknown, reached := false, false
+	pause, began := minPause, time.Now()
 	for rounds := 1; ; {
 		p, err := c.pick(ctx, tried)
 		if err != nil {
 			return c.giveUp(ctx, method, rounds, mutation && unknown, firstOf(last, err))
 		}
 		if p == nil {
+			if limit := c.opt.UnreachableAfter; limit > 0 && !reached && time.Since(began) > limit {
+				return c.giveUp(ctx, method, rounds, false, last)
+			}
 			// Half of the pause is drawn, so that clients do not march in step.
 			wait := time.NewTimer(pause/2 + rand.N(pause/2))
 			select {
@@ -576,6 +583,7 @@ func (c *Conn) try(ctx context.Context, method string, mutation bool, do func(*p
 		if err == nil {
 			return nil
 		}
+		reached = reached || sent || judge(err) != broken
 		switch judge(err) {
 		case surface:
 			ours := status.Code(err) == codes.DeadlineExceeded || status.Code(err) == codes.Canceled

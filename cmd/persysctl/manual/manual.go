@@ -29,7 +29,7 @@ func Markdown(root *cobra.Command) string {
 		}
 	}
 	b.WriteString("\n## Commands\n")
-	for _, g := range append(root.Groups(), &cobra.Group{Title: "Others:"}) {
+	for _, g := range root.Groups() {
 		fmt.Fprintf(&b, "\n%s\n\n| Command | |\n|---|---|\n", strings.TrimSuffix(g.Title, ":"))
 		for _, cmd := range root.Commands() {
 			if shown(cmd) && cmd.GroupID == g.ID {

@@ -10,6 +10,7 @@ package restconn
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -238,8 +239,8 @@ func neverSent(err error) bool {
 	return errors.As(err, &cert) || errors.As(err, &s) || refused(err) != ""
 }
 
-// refused is the gateway's word on our certificate, "" if it is none. In TLS 1.3 it comes
-// after our side of the handshake, and instead of an answer.
+// refused returns what a server's TLS alert says of our certificate, "" for any other error. In TLS 1.3 the
+// alert follows our side of the handshake, in place of an answer.
 func refused(err error) string {
 	var op *net.OpError
 	if !errors.As(err, &op) || op.Op != "remote error" {
@@ -252,9 +253,9 @@ func refused(err error) string {
 	return ""
 }
 
-// why finds the gateway's word behind an error that only says that it has gone: whoever still
-// writes hears of that first, and no longer of the reason. A connection that writes nothing
-// hears it. The same certificate is shown, so what is said of it holds for the request too.
+// why finds the reason when the gateway cut the connection. A connection that is still being written to
+// fails with "broken pipe" and never reads the alert that the gateway sent before. So why makes a second
+// connection, with the same certificate, that writes nothing and reads the alert.
 func (c *Conn) why(req *http.Request, err error) error {
 	gone := errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, net.ErrClosed) || errors.Is(err, io.EOF) ||
 		strings.Contains(err.Error(), "http2: client conn") // net/http keeps these errors to itself
@@ -266,21 +267,30 @@ func (c *Conn) why(req *http.Request, err error) error {
 	}
 	ctx, cancel := context.WithTimeout(req.Context(), probe)
 	defer cancel()
-	port := req.URL.Port()
-	if port == "" {
-		port = "443"
-	}
-	conn, derr := (&tls.Dialer{Config: c.opt.TLS}).DialContext(ctx, "tcp", net.JoinHostPort(req.URL.Hostname(), port))
-	if derr == nil {
-		defer conn.Close()
-		end, _ := ctx.Deadline()
-		_ = conn.SetReadDeadline(end)
-		_, derr = conn.Read(make([]byte, 1))
-	}
-	if refused(derr) != "" {
-		return derr
+	port := cmp.Or(req.URL.Port(), "443")
+	if alert := listen(ctx, net.JoinHostPort(req.URL.Hostname(), port), c.opt.TLS); refused(alert) != "" {
+		return alert
 	}
 	return err
+}
+
+// listen makes a TLS connection, sends no request and returns the error that the server ends it with.
+func listen(ctx context.Context, addr string, cfg *tls.Config) error {
+	conn, err := (&tls.Dialer{Config: cfg}).DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	end, _ := ctx.Deadline()
+	_ = conn.SetReadDeadline(end)
+	_, err = conn.Read(make([]byte, 1))
+	return err
+}
+
+// CertificateRefusal returns the reason for which the server at addr refuses our certificate, "" if it
+// does not. It waits for the server until ctx ends, which must have a deadline.
+func CertificateRefusal(ctx context.Context, addr string, cfg *tls.Config) string {
+	return refused(listen(ctx, addr, cfg))
 }
 
 // failed is the status of a request that got no answer.

@@ -1,7 +1,11 @@
-// The way to the gateway: calls, streams, and what is known about how fresh the
-// answers are.
+// @ts-check
+// Requests and streams to the gateway, and how old the answers are.
 
 const store = window.sessionStorage;
+/** @type {any} The checker's library does not declare AbortSignal.any and AbortSignal.timeout. */
+const signals = AbortSignal;
+
+/** The cluster and the bearer token of this tab. */
 export const session = {
   get cluster() { return store.getItem("cluster") || ""; },
   set cluster(id) { store.setItem("cluster", id); },
@@ -9,23 +13,43 @@ export const session = {
   set token(t) { if (t) store.setItem("token", t); else store.removeItem("token"); },
 };
 
-// freshness of what the last answers said; failing holds why looks at what the page shows
-// went wrong, each until it goes through.
-export const fresh = { at: 0, stale: false, ageMs: 0, error: "", failing: new Map() };
+/**
+ * How old the data on the page is. `at` is the time of the newest answer in ms, 0 for none. `error` is
+ * set while the gateway does not answer. `failing` holds the error of each refresh that fails at present.
+ */
+export const fresh = {
+  at: 0, stale: false, ageMs: 0, error: "",
+  /** @type {Map<Function, string>} */
+  failing: new Map(),
+};
+/** @type {Set<() => void>} */
 const watchers = new Set();
+/** Calls f whenever fresh has changed. @param {() => void} f */
 export const onFresh = (f) => watchers.add(f);
-const tell = () => watchers.forEach((f) => f());
+/** Tells the watchers that fresh has changed. */
+export const freshChanged = () => watchers.forEach((f) => f());
 
+/** A request that failed. status is 0 when there was no answer. */
 export class Failure extends Error {
-  constructor(status, code, message, reason = "") { super(message); this.status = status; this.code = code; this.reason = reason; }
+  /** @param {number} status @param {string} code @param {string} message @param {string} [reason] */
+  constructor(status, code, message, reason = "") {
+    super(message);
+    this.status = status;
+    this.code = code;
+    this.reason = reason;
+  }
 }
 
-// unsure: what failed so may have been carried out all the same.
-export const unsure = (e) => e.reason === "UNKNOWN_OUTCOME" || e.code === "DEADLINE_EXCEEDED" || (!e.code && !(e.status >= 400 && e.status < 500)) || !e.status;
+/** Reports whether a request that failed with e may have been carried out. @param {any} e */
+export function unsure(e) {
+  const refused = e.status >= 400 && e.status < 500;
+  return !e.status || e.reason === "UNKNOWN_OUTCOME" || e.code === "DEADLINE_EXCEEDED" || (!e.code && !refused);
+}
 
-// passing: the same may go through a moment later.
+/** Reports whether the same request may succeed a moment later. @param {any} e */
 export const passing = (e) => !e.status || e.status === 429 || e.status >= 500;
 
+/** @param {Record<string, string>} extra @returns {Record<string, string>} */
 function headers(extra) {
   const out = { ...extra };
   if (session.token) out.Authorization = "Bearer " + session.token;
@@ -33,100 +57,143 @@ function headers(extra) {
   return out;
 }
 
-// requestId is a UUIDv7: its time orders receipts, and a repetition is answered
-// once.
+/** A UUIDv7. The schedulers keep receipts in the order of its time, and answer a repeated id once. */
 export function requestId() {
   const b = crypto.getRandomValues(new Uint8Array(16));
   let ms = Date.now();
-  for (let i = 5; i >= 0; i--) { b[i] = ms % 256; ms = Math.floor(ms / 256); }
+  for (let i = 5; i >= 0; i--) {
+    b[i] = ms % 256;
+    ms = Math.floor(ms / 256);
+  }
   b[6] = 0x70 | (b[6] & 0x0f);
   b[8] = 0x80 | (b[8] & 0x3f);
   const x = [...b].map((v) => v.toString(16).padStart(2, "0")).join("");
   return `${x.slice(0, 8)}-${x.slice(8, 12)}-${x.slice(12, 16)}-${x.slice(16, 20)}-${x.slice(20)}`;
 }
 
+/** @param {Response} r */
 async function failure(r) {
+  /** @type {any} */
   let body = {};
-  try { body = await r.json(); } catch { /* not ours: the status has to do */ }
+  try {
+    body = await r.json();
+  } catch { /* Not the gateway's JSON: the status alone is reported. */ }
   return new Failure(r.status, body.code || "", body.error || `the gateway answered ${r.status}`, body.reason);
 }
 
+/**
+ * Makes one request below /v1, within 25 seconds. Throws a Failure, or the abort error of signal.
+ * @param {string} method @param {string} path @param {object} [body] @param {AbortSignal} [signal]
+ * @returns {Promise<any>}
+ */
 export async function call(method, path, body, signal) {
-  const timeout = AbortSignal.timeout(25000);
+  const timeout = signals.timeout(25000);
+  /** @type {Record<string, string>} */
+  const extra = { Accept: "application/json" };
+  if (body) extra["Content-Type"] = "application/json";
+  if (method !== "GET") extra["Idempotency-Key"] = requestId();
   let r;
   try {
     r = await fetch("../v1" + path, {
-      method, signal: signal ? AbortSignal.any([signal, timeout]) : timeout,
-      headers: headers({ Accept: "application/json", ...(body && { "Content-Type": "application/json" }), ...(method !== "GET" && { "Idempotency-Key": requestId() }) }),
-      body: body && JSON.stringify(body),
+      method, signal: signal ? signals.any([signal, timeout]) : timeout,
+      headers: headers(extra), body: body && JSON.stringify(body),
     });
   } catch (e) {
     if (signal?.aborted) throw e;
     fresh.error = "the gateway does not answer";
-    tell();
-    throw new Failure(0, "UNREACHABLE", "The gateway does not answer; is it running, and is this machine connected?");
+    freshChanged();
+    const text = "The gateway does not answer; is it running, and is this machine connected?";
+    throw new Failure(0, "UNREACHABLE", text);
   }
   if (!r.ok) {
     const f = await failure(r);
-    if (passing(f)) { fresh.error = f.message; tell(); }
+    if (passing(f)) {
+      fresh.error = f.message;
+      freshChanged();
+    }
     throw f;
   }
   const out = await r.json();
   if (fresh.failing.size === 0) fresh.at = Date.now();
   fresh.error = "";
-  // A replica's own status, and what a change answers, never say how old they are.
+  // Answers to changes and a replica's own status carry no age.
   if (method === "GET" && path !== "/status") {
     fresh.stale = r.headers.get("X-Persys-Stale") === "true" || out.stale === true;
     fresh.ageMs = Number(r.headers.get("X-Persys-Age-Ms") || out.age_ms || 0);
   }
-  tell();
+  freshChanged();
   return out;
 }
 
+/** @param {string} path @param {AbortSignal} [signal] */
 export const get = (path, signal) => call("GET", path, undefined, signal);
+/** @param {string} path @param {object} [body] */
 export const post = (path, body) => call("POST", path, body || {});
+/** @param {string} path */
 export const del = (path) => call("DELETE", path);
 
-export const query = (fields) => {
+/** "?a=b&…" of the fields that are set, "" when none is. @param {Record<string, any>} fields */
+export function query(fields) {
   const q = new URLSearchParams(Object.entries(fields).filter(([, v]) => v !== "" && v !== undefined));
   const text = q.toString();
   return text ? "?" + text : "";
-};
+}
 
-// clusters that the gateway serves; one that is too old to say has one.
+/** The clusters that the gateway serves. @returns {Promise<any>} */
 export async function clusters() {
-  const r = await fetch("../clusters", { headers: headers({}), signal: AbortSignal.timeout(10000) });
+  const r = await fetch("../clusters", { headers: headers({}), signal: signals.timeout(10000) });
   if (!r.ok) throw await failure(r);
   return r.json();
 }
 
-// A gateway says every 15 seconds that a stream lives; who hears nothing for so long
-// listens to a connection that is dead.
+// A gateway sends a comment every 15 seconds. A stream without a byte for this long, in ms, is dead.
 const silence = 45000;
 
-// stream reads server-sent events until signal aborts, coming back by itself; path
-// says where from, which may change with what was read. With once it ends when the
-// server ends it, with strict also when it fails.
-export async function stream(path, onMessage, signal, { once = false, strict = false, onState = () => {} } = {}) {
+/** Resolves after ms, or when signal aborts. @param {number} ms @param {AbortSignal} signal */
+const sleep = (ms, signal) => /** @type {Promise<void>} */(new Promise((done) => {
+  const t = setTimeout(done, ms);
+  signal.addEventListener("abort", () => {
+    clearTimeout(t);
+    done();
+  }, { once: true });
+}));
+
+/** @typedef {{once?: boolean, strict?: boolean, onState?: (why: string) => void}} StreamOptions */
+
+/**
+ * Reads server-sent events until signal aborts, and reconnects after an error.
+ * @param {string | (() => string)} path a function is asked again at each reconnect
+ * @param {(message: any) => void} onMessage @param {AbortSignal} signal
+ * @param {StreamOptions} options once: return when the server ends the stream; strict: throw
+ * in place of reconnecting; onState: called with "" when the stream is open and with the error when it breaks
+ */
+export async function stream(path, onMessage, signal, { once = false, strict = false, onState = () => { } } = {}) {
   let last = "";
   for (let pause = 500; !signal.aborted; pause = Math.min(pause * 2, 15000)) {
     const dead = new AbortController();
     let alarm = 0;
-    const heard = () => { clearTimeout(alarm); alarm = setTimeout(() => dead.abort(), silence); };
+    const heard = () => {
+      clearTimeout(alarm);
+      alarm = setTimeout(() => dead.abort(), silence);
+    };
     try {
       heard();
-      const r = await fetch("../v1" + (typeof path === "function" ? path() : path), { signal: AbortSignal.any([signal, dead.signal]), headers: headers({ Accept: "text/event-stream", ...(last && { "Last-Event-ID": last }) }) });
-      if (!r.ok) throw await failure(r);
+      /** @type {Record<string, string>} */
+      const extra = { Accept: "text/event-stream" };
+      if (last) extra["Last-Event-ID"] = last;
+      const r = await fetch("../v1" + (typeof path === "function" ? path() : path), {
+        signal: signals.any([signal, dead.signal]), headers: headers(extra),
+      });
+      if (!r.ok || !r.body) throw await failure(r);
       onState("");
       const reader = r.body.pipeThrough(new TextDecoderStream()).getReader();
       let rest = "";
-      for (;;) {
+      for (; ;) {
         const { value, done } = await reader.read();
         heard();
         if (done) break;
-        rest += value;
-        const parts = rest.split("\n\n");
-        rest = parts.pop();
+        const parts = (rest + value).split("\n\n");
+        rest = parts.pop() || "";
         for (const part of parts) {
           let data = "", name = "message";
           for (const line of part.split("\n")) {
@@ -142,25 +209,27 @@ export async function stream(path, onMessage, signal, { once = false, strict = f
         }
       }
       if (once) return;
-    } catch (e) {
+    } catch (/** @type {any} */ e) {
       if (signal.aborted) return;
       onState(dead.signal.aborted ? "the gateway has fallen silent" : e.message);
       if (strict || once && e.status >= 400 && e.status < 500) throw e;
     } finally {
       clearTimeout(alarm);
     }
-    await new Promise((done) => {
-      const t = setTimeout(done, pause);
-      signal.addEventListener("abort", () => { clearTimeout(t); done(); }, { once: true });
-    });
+    await sleep(pause, signal);
   }
 }
 
-// fetchLines reads a stream that the server ends; a page that is read again by itself
-// is strict, and does not wait here for the gateway to come back.
+/**
+ * Reads a stream that the server ends into a list. strict: throw at the first error, for pages that read
+ * again by themselves.
+ * @param {string} path @param {AbortSignal} signal @param {{strict?: boolean}} options
+ * @returns {Promise<any[]>}
+ */
 export async function fetchLines(path, signal, { strict = false } = {}) {
+  /** @type {any[]} */
   const out = [];
   await stream(path, (e) => out.push(e), signal, { once: true, strict });
-  signal.throwIfAborted(); // the page was left, and these are not all
+  signal.throwIfAborted(); // the page was left, and the list is incomplete
   return out;
 }

@@ -1,6 +1,8 @@
-// The frame: pages by address, who is asked, how fresh everything is.
-import { clusters, fresh, get, onFresh, passing, session, stream } from "./api.js";
-import { h, replace, toast } from "./dom.js";
+// @ts-check
+// The frame around the pages: addresses, the banner, the token dialog, the theme, keys, the cluster in use.
+import { clusters, fresh, get, onFresh, session, stream } from "./api.js";
+import { byId, h, replace, toast } from "./dom.js";
+import { onUnauthorized, problem, publish, refresh } from "./live.js";
 import { overview } from "./overview.js";
 import { node, nodes } from "./nodes.js";
 import { workload } from "./workload.js";
@@ -21,62 +23,10 @@ const pages = [
   { name: "Audit", at: /^\/audit$/, href: "#/audit", show: audit },
 ];
 
-const main = document.getElementById("main");
-const nav = document.getElementById("nav");
+const main = byId("main");
 let leave = new AbortController();
 
-// live tells pages that something has happened; it is one stream for all of them.
-const listeners = new Set();
-export function live(fn, signal) {
-  listeners.add(fn);
-  signal.addEventListener("abort", () => listeners.delete(fn));
-}
-
-// refresh calls load now, after what happens in the cluster (at most once per
-// second), and every period while nothing does. A page is shown by load alone.
-export function refresh(load, signal, { every = 5000, about = () => true } = {}) {
-  let timer, running = false, again = false, soon = false, last = 0;
-  const run = async () => {
-    clearTimeout(timer);
-    if (signal.aborted) return;
-    if (running) { again = true; return; }
-    running = true;
-    soon = false;
-    try { await load(); settled(run); } catch (e) { if (!signal.aborted) problem(e, run); }
-    running = false;
-    last = Date.now();
-    soon = again;
-    if (!signal.aborted) timer = setTimeout(run, again ? 1000 : document.hidden ? every * 6 : every);
-    again = false;
-  };
-  live((e) => {
-    if (!about(e) || soon) return; // a look that is near is put off by nothing
-    if (running) { again = true; return; }
-    soon = true;
-    clearTimeout(timer);
-    timer = setTimeout(run, Math.max(400, last + 1000 - Date.now()));
-  }, signal);
-  signal.addEventListener("abort", () => { clearTimeout(timer); fresh.failing.delete(run); });
-  return run();
-}
-
-function settled(look) {
-  if (fresh.failing.delete(look) && fresh.failing.size === 0) { fresh.at = Date.now(); sayFresh(); }
-}
-
-function problem(e, look) {
-  if (e.status === 401) { askToken(e.message); return; }
-  // What may pass is said by the banner, once; what the page shows stays, and is read again.
-  if (passing(e)) {
-    fresh.failing.set(look, e.message);
-    sayFresh();
-    if (!main.querySelector("h1")) replace(main, h("p", { class: "err" }, e.message));
-    return;
-  }
-  settled(look);
-  replace(main, h("h1", {}, e.status === 404 ? "Not found" : "This did not work"), h("p", { class: "err" }, e.message), h("p", {}, h("a", { href: "#/" }, "Back to the overview")));
-}
-
+// route shows the page of the address.
 function route() {
   leave.abort();
   fresh.failing.delete(route);
@@ -84,42 +34,59 @@ function route() {
   const { signal } = leave;
   const path = location.hash.slice(1).split("?")[0] || "/";
   const page = pages.find((p) => p.at.test(path));
-  replace(nav, pages.filter((p) => p.name).map((p) => h("a", { href: p.href, "aria-current": page && (p === page || p.name === page.parent) ? "page" : undefined }, p.name)));
-  if (!page) { replace(main, h("h1", {}, "Not found"), h("p", {}, "There is no such page. ", h("a", { href: "#/" }, "Overview"))); return; }
+  const current = (p) => (page && (p === page || p.name === page.parent) ? "page" : undefined);
+  replace(byId("nav"), pages.filter((p) => p.name).map((p) => h("a", { href: p.href, "aria-current": current(p) }, p.name)));
+  if (!page) {
+    replace(main, h("h1", {}, "Not found"), h("p", {}, "There is no such page. ", h("a", { href: "#/" }, "Overview")));
+    return;
+  }
   replace(main, h("p", { class: "quiet" }, "Reading the cluster …"));
-  const [, id] = path.match(page.at);
-  document.title = [id && decodeURIComponent(id), page.name || page.parent, "Persys Compute"].filter(Boolean).join(" · ");
-  Promise.resolve(page.show(main, signal, id && decodeURIComponent(id))).catch((e) => { if (!signal.aborted) problem(e, route); });
+  const id = decodeURIComponent(page.at.exec(path)?.[1] || "");
+  document.title = [id, page.name || page.parent, "Persys Compute"].filter(Boolean).join(" · ");
+  Promise.resolve(page.show(main, signal, id)).catch((e) => { if (!signal.aborted) problem(e, route); });
   main.focus({ preventScroll: true });
   window.scrollTo(0, 0);
 }
 
-// What a page asked for and no longer wants is no fault; everything else is shown.
+// An aborted request of a page that was left is no error; every other rejection is shown.
 addEventListener("unhandledrejection", (e) => {
   if (e.reason?.name === "AbortError") e.preventDefault();
-  else if (e.reason?.message) { e.preventDefault(); toast(e.reason.message, true); }
+  else if (e.reason?.message) {
+    e.preventDefault();
+    toast(e.reason.message, true);
+  }
 });
 
-// The banner says what makes this page less than the truth.
+// The banner: no contact, stale answers, or a mode in which changes are refused.
 let mode = { mode: "", reason: "" };
-const banner = document.getElementById("banner");
-const pulse = document.getElementById("pulse");
-function sayFresh() {
+const banner = byId("banner"), pulse = byId("pulse");
+function showFreshness() {
+  /** @type {HTMLElement[]} */
   const lines = [];
   const since = fresh.at ? Math.round((Date.now() - fresh.at) / 1000) : 0;
   const [failing] = fresh.failing.values(), wrong = fresh.error || failing;
-  if (wrong) lines.push(h("div", { class: "bad" }, wrong.replace(/[^.?!]$/, "$&.") + " " + (fresh.at ? `What you see is ${since} s old.` : "")));
-  else if (fresh.stale) lines.push(h("div", { class: "bad" }, `There is no leader: what you see is what one replica knew ${Math.round(fresh.ageMs / 1000)} s ago, and changes are refused until a majority is back.`));
-  if (mode.mode && mode.mode !== "normal") lines.push(h("div", {}, `The cluster is in mode ${mode.mode}: ${mode.reason || "no reason given"}. Changes are refused; what runs goes on. persysctl mode show tells more.`));
+  if (wrong) {
+    const seen = fresh.at ? `What you see is ${since} s old.` : "";
+    lines.push(h("div", { class: "bad" }, wrong.replace(/[^.?!]$/, "$&.") + " " + seen));
+  } else if (fresh.stale) {
+    lines.push(h("div", { class: "bad" }, "There is no leader: what you see is what one replica knew "
+      + `${Math.round(fresh.ageMs / 1000)} s ago, and changes are refused until a majority is back.`));
+  }
+  if (mode.mode && mode.mode !== "normal") {
+    lines.push(h("div", {}, `The cluster is in mode ${mode.mode}: ${mode.reason || "no reason given"}. `
+      + "Changes are refused; running workloads are not touched. For details: persysctl mode show"));
+  }
   if (banner.textContent !== lines.map((l) => l.textContent).join("")) replace(banner, lines);
-  pulse.className = "pulse" + (fresh.error ? " lost" : fresh.stale || failing || since > 20 ? " late" : "");
-  pulse.textContent = fresh.error ? "no contact" : fresh.stale ? "stale" : !fresh.at ? "" : failing || since > 20 ? `${since} s old` : "live";
+  const late = failing || since > 20;
+  pulse.className = "pulse" + (fresh.error ? " lost" : fresh.stale || late ? " late" : "");
+  pulse.textContent = fresh.error ? "no contact" : fresh.stale ? "stale" : !fresh.at ? "" : late ? `${since} s old` : "live";
 }
-onFresh(sayFresh);
-setInterval(sayFresh, 1000);
+onFresh(showFreshness);
+setInterval(showFreshness, 1000);
 
-const signIn = document.getElementById("sign-in");
-async function askToken(why) {
+const signIn = byId("sign-in");
+/** @param {string} why */
+function askToken(why) {
   signIn.hidden = false;
   if (document.querySelector("dialog")) return;
   const input = h("input", { type: "password", id: "token", autocomplete: "off", style: { width: "100%" } });
@@ -127,56 +94,97 @@ async function askToken(why) {
     h("h2", { id: "token-title" }, "Who are you?"), h("p", {}, why),
     h("label", { for: "token" }, "Bearer token of your identity provider"), input,
     h("p", { class: "quiet" }, "It is kept in this tab only. A client certificate installed in the browser needs none."),
-    h("div", { class: "actions" }, h("button", { value: "no" }, "Cancel"), h("button", { class: "main", value: "yes" }, "Use it"))));
-  d.addEventListener("close", () => { d.remove(); if (d.returnValue === "yes") { session.token = input.value.trim(); start(); } });
+    h("div", { class: "actions" },
+      h("button", { value: "no" }, "Cancel"), h("button", { class: "main", value: "yes" }, "Use it"))));
+  d.addEventListener("close", () => {
+    d.remove();
+    if (d.returnValue !== "yes") return;
+    session.token = input.value.trim();
+    start();
+  });
   document.body.append(d);
   d.showModal();
 }
+onUnauthorized(askToken);
 signIn.addEventListener("click", () => askToken("Paste another token, or an empty one to sign out."));
 
-const theme = document.getElementById("theme");
-const setTheme = (t) => { if (t) document.documentElement.dataset.theme = t; else delete document.documentElement.dataset.theme; };
+/** @param {string | null} theme light, dark, or null for the system's */
+function setTheme(theme) {
+  if (theme) document.documentElement.dataset.theme = theme;
+  else delete document.documentElement.dataset.theme;
+}
 setTheme(localStorage.getItem("theme"));
-theme.addEventListener("click", () => {
-  const dark = (document.documentElement.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
-  localStorage.setItem("theme", dark ? "light" : "dark");
-  setTheme(dark ? "light" : "dark");
+byId("theme").addEventListener("click", () => {
+  const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+  const other = (document.documentElement.dataset.theme || system) === "dark" ? "light" : "dark";
+  localStorage.setItem("theme", other);
+  setTheme(other);
 });
 
-// g and a letter goes to a page, / to the search.
+// Keys: g and then a letter opens a page, / goes to the search.
+/** @type {Record<string, string>} */
+const shortcuts = { o: "#/", n: "#/nodes", w: "#/workloads", d: "#/deploy", r: "#/drifts", e: "#/events", a: "#/audit" };
 let chord = 0;
-document.addEventListener("keydown", (e) => {
+document.addEventListener("keydown", (/** @type {any} */ e) => {
   if (e.ctrlKey || e.metaKey || e.altKey || e.target.closest("input, textarea, select, dialog")) return;
-  if (e.key === "g") { chord = Date.now(); return; }
-  const to = { o: "#/", n: "#/nodes", w: "#/workloads", d: "#/deploy", r: "#/drifts", e: "#/events", a: "#/audit" }[e.key];
-  if (to && Date.now() - chord < 1500) { location.hash = to; chord = 0; e.preventDefault(); }
-  if (e.key === "/") { document.querySelector("input[type=search]")?.focus(); e.preventDefault(); }
+  if (e.key === "g") {
+    chord = Date.now();
+    return;
+  }
+  const to = shortcuts[e.key];
+  if (to && Date.now() - chord < 1500) {
+    location.hash = to;
+    chord = 0;
+    e.preventDefault();
+  }
+  if (e.key === "/") {
+    /** @type {HTMLElement | null} */
+    const search = document.querySelector("input[type=search]");
+    search?.focus();
+    e.preventDefault();
+  }
 });
 
 async function pickCluster() {
-  const box = document.getElementById("cluster-box"), select = document.getElementById("cluster");
+  const select = byId("cluster");
   const list = await clusters();
   const ids = list.clusters.map((c) => c.id);
   if (!ids.includes(session.cluster)) session.cluster = list.default_cluster_id;
-  box.hidden = ids.length < 2;
-  replace(select, list.clusters.map((c) => h("option", { value: c.id, selected: c.id === session.cluster }, c.name || c.id)));
-  select.onchange = () => { session.cluster = select.value; start(); };
+  byId("cluster-box").hidden = ids.length < 2;
+  const option = (c) => h("option", { value: c.id, selected: c.id === session.cluster }, c.name || c.id);
+  replace(select, list.clusters.map(option));
+  select.onchange = () => {
+    session.cluster = select.value;
+    start();
+  };
 }
 
 let running = new AbortController();
+// start begins anew, with the cluster and the token that are chosen now.
 async function start() {
   running.abort();
   running = new AbortController();
-  try { await pickCluster(); } catch (e) { if (e.status === 401) { askToken(e.message); return; } toast(e.message, true); }
-  stream("/events?follow=true&tail=1", (e) => listeners.forEach((fn) => fn(e)), running.signal);
-  // On every page, also those that ask for nothing by themselves.
+  const { signal } = running;
+  try {
+    await pickCluster();
+  } catch (/** @type {any} */ e) {
+    if (e.status === 401) {
+      askToken(e.message);
+      return;
+    }
+    toast(e.message, true);
+  }
+  stream("/events?follow=true&tail=1", publish, signal);
+  // The mode is read on every page, also on pages that make no requests of their own.
   refresh(async () => {
     try {
-      const s = await get("/status", running.signal);
+      const s = await get("/status", signal);
       mode = { mode: s.mode, reason: s.mode_reason };
-      sayFresh();
-    } catch (e) { if (e.status === 401) throw e; } // the rest is the banner's
-  }, running.signal, { every: 10000, about: (e) => e.type === "ModeChanged" });
+      showFreshness();
+    } catch (/** @type {any} */ e) {
+      if (e.status === 401) throw e; // the banner shows every other error
+    }
+  }, signal, { every: 10000, about: (e) => e.type === "ModeChanged" });
   route();
 }
 addEventListener("hashchange", route);

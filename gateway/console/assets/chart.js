@@ -1,19 +1,24 @@
-// Small charts: what there is, what is reserved, what is used now, and how that
-// went while the console was open. The line is drawn here and kept in this tab.
+// @ts-check
+// Charts of one resource: the total, what is reserved, what is used now, and the use since the console
+// was opened. Samples are kept in this tab only.
 import { h } from "./dom.js";
 
-const kept = 120; // samples of one line
+const maxSamples = 120, maxLines = 400;
+/** @type {Map<string, {at: number, used: number}[]>} */
 const lines = new Map();
 
-// sample adds what is used now to the line of that name, at most once per second.
-export function sample(name, used) {
+/** Adds a sample to the line of that name; a second one within a second replaces it. @param {string} name @param {number} used */
+function sample(name, used) {
   const line = lines.get(name) || [];
   lines.set(name, line);
   const at = Date.now();
   if (line.length && at - line[line.length - 1].at < 1000) line.pop();
   line.push({ at, used });
-  if (line.length > kept) line.shift();
-  if (lines.size > 400) lines.delete(lines.keys().next().value);
+  if (line.length > maxSamples) line.shift();
+  if (lines.size > maxLines) {
+    const [oldest] = lines.keys();
+    lines.delete(oldest);
+  }
   return line;
 }
 
@@ -24,7 +29,11 @@ const svg = (tag, attributes, ...children) => {
   return el;
 };
 
-// chart shows one resource. used is undefined where nobody measures it.
+/**
+ * @param {string} label @param {string} name of the line of samples
+ * @param {{total: number, reserved: number, used?: number, unit: (n: number) => string}} amounts used is
+ * undefined where it is not measured
+ */
 export function chart(label, name, { total, reserved, used, unit }) {
   const text = total > 0 ? `${unit(reserved)} reserved of ${unit(total)}` : `${unit(reserved)} reserved`;
   const now = used === undefined ? "use not measured" : `${unit(used)} in use`;
@@ -33,8 +42,18 @@ export function chart(label, name, { total, reserved, used, unit }) {
   const from = line[0]?.at || 0, span = Math.max(1, Date.now() - from);
   const points = line.map((s) => `${(((s.at - from) / span) * 200).toFixed(1)},${y(s.used)}`);
   if (points.length === 1) points.unshift(`0,${y(line[0].used)}`);
-  const drawing = svg("svg", { viewBox: "0 0 200 42", preserveAspectRatio: "none", class: "spark", role: "img", "aria-label": `${label}: ${now}, ${text}` });
-  if (total > 0) drawing.append(svg("rect", { x: 0, y: y(reserved), width: 200, height: (40 - Number(y(reserved))).toFixed(1), class: reserved > total * 0.95 ? "reserved full" : "reserved" }), svg("line", { x1: 0, x2: 200, y1: y(total), y2: y(total), class: "total" }));
+  const drawing = svg("svg", {
+    viewBox: "0 0 200 42", preserveAspectRatio: "none", class: "spark", role: "img",
+    "aria-label": `${label}: ${now}, ${text}`,
+  });
+  if (total > 0) {
+    const height = (40 - Number(y(reserved))).toFixed(1);
+    const cls = reserved > total * 0.95 ? "reserved full" : "reserved";
+    drawing.append(
+      svg("rect", { x: 0, y: y(reserved), width: 200, height, class: cls }),
+      svg("line", { x1: 0, x2: 200, y1: y(total), y2: y(total), class: "total" }));
+  }
   if (points.length) drawing.append(svg("polyline", { points: points.join(" "), class: "used" }));
-  return h("div", { class: "chart" }, h("div", {}, h("span", {}, label), h("span", { class: "quiet" }, now)), drawing, h("div", { class: "quiet" }, text));
+  return h("div", { class: "chart" },
+    h("div", {}, h("span", {}, label), h("span", { class: "quiet" }, now)), drawing, h("div", { class: "quiet" }, text));
 }

@@ -1,8 +1,9 @@
-// Deploy: a file, what it would do, and then its way to running.
+// @ts-check
+// Deploy: a specification, its plan, and the progress after it is applied.
 import { get, post, unsure } from "./api.js";
-import { refresh } from "./app.js";
 import { card, confirmed, h, nodeLink, replace, state, table, toast, workloadLink } from "./dom.js";
-import { verdicts } from "./workload.js";
+import { refresh } from "./live.js";
+import { verdicts } from "./placement.js";
 
 const example = `id: hello
 resources: {cpu: 100m, memory: 64Mi}
@@ -11,86 +12,145 @@ container:
   ports: ["8080:8080"]
 `;
 
+/** @param {HTMLElement} main @param {AbortSignal} signal */
 export async function deploy(main, signal) {
   const text = h("textarea", { id: "spec", spellcheck: "false", autocapitalize: "off", "aria-describedby": "spec-help" });
   text.value = sessionStorage.getItem("draft") || example;
-  const file = h("input", { type: "file", accept: ".yaml,.yml,.json", "aria-label": "Read a file", onchange: async () => {
-    if (file.files[0]) { text.value = await file.files[0].text(); changed(); }
-  } });
+  const file = h("input", { type: "file", accept: ".yaml,.yml,.json", "aria-label": "Read a file", onchange: readFile });
   const out = h("div", { "aria-live": "polite" });
   const apply = h("button", { class: "main", disabled: true, onclick: send }, "Apply");
-  let planned = "", ends = [];
-  // A Compose file is taken as it is; without a name of its own it needs one.
+  // planned is the request that the plan on the page is of; endings are its workloads that stop or go.
+  let planned = "";
+  /** @type {string[]} */
+  let endings = [];
   const name = h("input", { id: "stack", type: "text", autocapitalize: "off", spellcheck: "false", oninput: changed });
   const named = h("p", { hidden: true }, h("label", { for: "stack" }, "Name of the stack "), name);
-  const compose = () => /^services\s*:/m.test(text.value) && !/^(id|workload_id|container|compose|vm|spec)\s*:/m.test(text.value);
-  const body = () => ({ file: text.value, ...(compose() && name.value ? { name: name.value } : {}) });
-  const asking = () => JSON.stringify(body());
+  // A Compose file may have no name of its own, so the page asks for one.
+  const isCompose = () => /^services\s*:/m.test(text.value)
+    && !/^(id|workload_id|container|compose|vm|spec)\s*:/m.test(text.value);
+  const body = () => ({ file: text.value, ...(isCompose() && name.value ? { name: name.value } : {}) });
+  const request = () => JSON.stringify(body());
+  async function readFile() {
+    if (!file.files[0]) return;
+    text.value = await file.files[0].text();
+    changed();
+  }
   function changed() {
-    named.hidden = !compose();
+    named.hidden = !isCompose();
     sessionStorage.setItem("draft", text.value);
-    apply.disabled = asking() !== planned;
+    apply.disabled = request() !== planned;
   }
   text.addEventListener("input", changed);
+  const help = " – YAML or JSON, one document or several, or a Compose file as it is";
   replace(main, h("h1", {}, "Deploy"),
-    card("", h("p", {}, h("label", { for: "spec" }, "Specification"), h("span", { class: "quiet", id: "spec-help" }, " – YAML or JSON, one document or several, or a Compose file as it is")), text, named,
-      h("div", { class: "actions", style: { marginTop: ".75rem" } }, file, h("button", { onclick: plan }, "Show the plan"), apply)), out);
+    card("", h("p", {}, h("label", { for: "spec" }, "Specification"), h("span", { class: "quiet", id: "spec-help" }, help)),
+      text, named,
+      h("div", { class: "actions", style: { marginTop: ".75rem" } },
+        file, h("button", { onclick: plan }, "Show the plan"), apply)),
+    out);
   changed();
 
-  const said = (title, lines) => card(title, h("ul", { class: "err" }, lines.map((line) => h("li", {}, line))));
+  const errors = (title, lines) => card(title, h("ul", { class: "err" }, lines.map((line) => h("li", {}, line))));
 
+  // fault shows an error and selects the line that it names. sent: the request may have been carried out.
   function fault(e, sent) {
-    replace(out, said(sent && unsure(e) ? "It may have been applied, or not: look, or apply it again" : "Nothing has been changed", e.message.split("\n")));
-    const line = /(?:^|\s)(\d+):(\d+):/.exec(e.message);
-    if (!line) return;
-    const before = text.value.split("\n").slice(0, Number(line[1]) - 1).join("\n").length + (Number(line[1]) > 1 ? 1 : 0);
+    const title = sent && unsure(e) ? "It may have been applied, or not: look, or apply it again" : "Nothing has been changed";
+    replace(out, errors(title, e.message.split("\n")));
+    const at = /(?:^|\s)(\d+):(\d+):/.exec(e.message);
+    if (!at) return;
+    const lines = text.value.split("\n"), n = Number(at[1]);
+    const before = lines.slice(0, n - 1).join("\n").length + (n > 1 ? 1 : 0);
     text.focus();
-    text.setSelectionRange(before, before + (text.value.split("\n")[Number(line[1]) - 1] || "").length);
+    text.setSelectionRange(before, before + (lines[n - 1] || "").length);
   }
 
+  const change = (c) => h("div", {}, h("span", { class: "mono" }, c.field),
+    c.before || c.after ? `: ${c.before || "–"} → ${c.after || "–"}` : "");
+  const planRow = (w) => [
+    w.workload_id,
+    h("div", {}, state(w.action), w.at_a_time ? h("div", { class: "quiet" }, `in turns, ${w.at_a_time} at a time`) : ""),
+    nodeLink(w.node_id),
+    w.reason ? h("span", { class: w.action === "delete" ? "" : "err" }, w.reason) : h("div", {}, (w.changes || []).map(change)),
+  ];
+
   async function plan() {
-    const asked = asking();
+    const asked = request();
     let r;
-    try { r = await post("/plan", body()); } catch (e) { planned = ""; changed(); fault(e); return; }
+    try {
+      r = await post("/plan", body());
+    } catch (e) {
+      planned = "";
+      changed();
+      fault(e, false);
+      return;
+    }
     const list = r.workloads || [];
     const refused = list.some((w) => w.action === "refused");
     planned = refused || r.frozen ? "" : asked;
-    ends = list.filter((w) => ["delete", "stop"].includes(w.action)).map((w) => `${w.action} ${w.workload_id}`);
+    endings = list.filter((w) => ["delete", "stop"].includes(w.action)).map((w) => `${w.action} ${w.workload_id}`);
     changed();
-    replace(out, r.frozen && card("An apply would be refused now", h("p", { class: "err" }, r.frozen)),
-      card("The plan", table(["Workload", "Action", "Would run on", "What changes"], list.map((w) => [w.workload_id, h("div", {}, state(w.action), w.at_a_time ? h("div", { class: "quiet" }, `in turns, ${w.at_a_time} at a time`) : ""), nodeLink(w.node_id),
-        w.reason ? h("span", { class: w.action === "delete" ? "" : "err" }, w.reason) : h("div", {}, (w.changes || []).map((c) => h("div", {}, h("span", { class: "mono" }, c.field), c.before || c.after ? `: ${c.before || "–"} → ${c.after || "–"}` : "")))]), "")),
-      list.filter((w) => (w.nodes || []).length > 0).map((w) => h("details", { class: "card" }, h("summary", {}, `Placement of ${w.workload_id}, node by node`), verdicts(w.nodes, w.present_node_id))));
+    const placed = list.filter((w) => (w.nodes || []).length > 0);
+    replace(out,
+      r.frozen && card("An apply would be refused now", h("p", { class: "err" }, r.frozen)),
+      card("The plan", table(["Workload", "Action", "Would run on", "What changes"], list.map(planRow), "")),
+      placed.map((w) => h("details", { class: "card" },
+        h("summary", {}, `Placement of ${w.workload_id}, node by node`), verdicts(w.nodes, w.present_node_id))));
   }
 
   async function send() {
-    if (ends.length && !await confirmed("Apply this plan?", h("ul", {}, ends.map((e) => h("li", {}, e))), "Apply", true)) return;
+    const items = h("ul", {}, endings.map((e) => h("li", {}, e)));
+    if (endings.length && !await confirmed("Apply this plan?", items, "Apply", true)) return;
     apply.disabled = true;
     let r;
-    try { r = await post("/apply", body()); } catch (e) { changed(); fault(e, true); return; }
+    try {
+      r = await post("/apply", body());
+    } catch (e) {
+      changed();
+      fault(e, true);
+      return;
+    }
     const results = r.results || [];
-    const bad = results.filter((x) => !x.success).map((x) => x.error_message);
+    const refused = results.filter((x) => !x.success).map((x) => x.error_message);
     const ids = results.filter((x) => x.success).flatMap((x) => x.workload_ids || []);
-    if (ids.length === 0) fault(new Error(bad.join("\n")));
-    else follow(ids, [bad.length > 0 && said(`${bad.length} of ${results.length} refused; the others have been applied`, bad),
-      results.some((x) => x.rollout) && h("p", {}, "Members of a group change in turns and run as they were until then; persysctl rollout status GROUP follows.")]);
+    if (ids.length === 0) {
+      fault(new Error(refused.join("\n")), false);
+      return;
+    }
+    const turns = "Members of a group change a few at a time; until its turn a member runs as before. To follow: "
+      + "persysctl rollout status GROUP";
+    await follow(ids, [
+      refused.length > 0 && errors(`${refused.length} of ${results.length} refused; the others have been applied`, refused),
+      results.some((x) => x.rollout) && h("p", {}, turns),
+    ]);
   }
 
-  // follow shows the way to running.
-  async function follow(ids, beside) {
+  const reached = (w) => w.status === w.desired_state && (w.status !== "Running" || !w.health || w.health === "healthy");
+  const over = (w) => reached(w) || w.status === "Deleted" || (w.status === "Failed" && !w.retry_next_at);
+  const progressRow = (w) => [
+    workloadLink(w.workload_id), state(w.status), nodeLink(w.assigned_node_id), w.message || w.reason?.message || "",
+  ];
+
+  // follow shows workloads until each has reached its desired state or has failed.
+  async function follow(ids, notes) {
     planned = "";
     const began = Date.now(), box = card("Progress"), most = 50;
-    replace(out, beside, box);
+    replace(out, notes, box);
     let done = false;
     const stop = new AbortController();
     signal.addEventListener("abort", () => stop.abort());
+    const read = (id) => get("/workloads/" + encodeURIComponent(id), stop.signal).then((x) => x.workload,
+      (e) => ({ workload_id: id, status: e.status === 404 ? "Deleted" : "Unknown", message: e.message }));
     await refresh(async () => {
-      const seen = await Promise.all(ids.slice(0, most).map((id) => get("/workloads/" + encodeURIComponent(id), stop.signal).then((x) => x.workload, (e) => ({ workload_id: id, status: e.status === 404 ? "Deleted" : "Unknown", message: e.message }))));
-      const open = seen.filter((w) => !((w.status === w.desired_state && (w.status !== "Running" || !w.health || w.health === "healthy")) || w.status === "Deleted" || (w.status === "Failed" && !w.retry_next_at)));
-      replace(box, h("h2", {}, open.length === 0 ? "Done" : `${seen.length - open.length} of ${seen.length} there, ${Math.round((Date.now() - began) / 1000)} s`),
+      const seen = await Promise.all(ids.slice(0, most).map(read));
+      const finished = seen.filter(over).length, all = finished === seen.length;
+      replace(box,
+        h("h2", {}, all ? "Done" : `${finished} of ${seen.length} done, ${Math.round((Date.now() - began) / 1000)} s`),
         ids.length > most && h("p", { class: "quiet" }, `These are the first ${most} of ${ids.length}.`),
-        table(["Workload", "State", "Node", "Says"], seen.map((w) => [workloadLink(w.workload_id), state(w.status), nodeLink(w.assigned_node_id), w.message || w.reason?.message || ""]), ""));
-      if (open.length === 0 && !done) { done = true; stop.abort(); toast(`${ids.length} applied.`); }
+        table(["Workload", "State", "Node", "Message"], seen.map(progressRow), ""));
+      if (!all || done) return;
+      done = true;
+      stop.abort();
+      toast(`${ids.length} applied.`);
     }, stop.signal, { every: 1000, about: (e) => ids.includes(e.workload_id) });
   }
 }

@@ -1,70 +1,124 @@
-// What pages are made of. Text is only ever set as text, never as HTML.
+// @ts-check
+// Elements that every page is built from. Text is only ever set as text, never as HTML.
 
-// h makes an element: h("a", {href, class, onclick, ...}, children...). Children
-// are nodes, text, lists of them, or nothing.
+/** @typedef {any} Child A node, a text, a list of them, or undefined, null or false for nothing. */
+
+/** @param {Child[]} children @returns {(Node | string)[]} */
+const flat = (children) => children.flat(Infinity).filter((c) => c !== undefined && c !== null && c !== false);
+
+/**
+ * Makes an element: h("a", {href, class, onclick, ...}, children...). An attribute that is
+ * undefined, null or false is left out.
+ * @param {string} tag @param {Record<string, any>} attributes @param {...Child} children
+ * @returns {any} the element
+ */
 export function h(tag, attributes, ...children) {
+  /** @type {any} */
   const el = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes || {})) {
+  for (const [name, value] of Object.entries(attributes)) {
     if (value === undefined || value === null || value === false) continue;
     if (name.startsWith("on")) el.addEventListener(name.slice(2), value);
     else if (name === "style") Object.assign(el.style, value);
     else if (name in el && name !== "list" && typeof value !== "string") el[name] = value;
     else el.setAttribute(name, value === true ? "" : value);
   }
-  el.append(...children.flat(Infinity).filter((c) => c !== undefined && c !== null && c !== false));
+  el.append(...flat(children));
   return el;
 }
 
-// replace gives el other children. What has the focus and is made anew keeps it: it is
-// the same kind of thing with the same id, target or text, and in the same row.
+/** @param {string} id @returns {any} the element of index.html with that id */
+export const byId = (id) => document.getElementById(id);
+
+// focusName identifies an element across a redraw: its id, link target or text, and the row it is in.
+const focusName = (e) => {
+  const own = e.id || e.getAttribute("href");
+  const text = e.matches("button, summary") ? e.textContent : e.getAttribute("aria-label");
+  return [own || text, e.closest("tr, .row")?.firstElementChild.textContent].join("\n");
+};
+
+/**
+ * Replaces the children of el. If the element that has the focus is replaced, its successor of
+ * the same focusName gets the focus.
+ * @param {Element} el @param {...Child} children
+ */
 export function replace(el, ...children) {
-  const held = el !== document.activeElement && el.contains(document.activeElement) ? document.activeElement : null;
-  const name = (e) => [e.id || e.getAttribute("href") || (e.matches("button, summary") ? e.textContent : e.getAttribute("aria-label")), e.closest("tr, .row")?.firstElementChild.textContent].join("\n");
-  el.replaceChildren(...children.flat(Infinity).filter((c) => c !== undefined && c !== null && c !== false));
-  if (held && !held.isConnected) [...el.querySelectorAll(held.tagName)].find((e) => name(e) === name(held))?.focus({ preventScroll: true });
+  const active = document.activeElement;
+  const held = active && el !== active && el.contains(active) ? active : null;
+  el.replaceChildren(...flat(children));
+  if (!held || held.isConnected) return;
+  /** @type {any[]} */
+  const candidates = [...el.querySelectorAll(held.tagName)];
+  candidates.find((e) => focusName(e) === focusName(held))?.focus({ preventScroll: true });
 }
 
+/** @param {string} title "" for none @param {...Child} children */
 export const card = (title, ...children) => h("section", { class: "card" }, title && h("h2", {}, title), children);
 
-// table makes rows of cells; columns are titles, or {title, num}.
+/**
+ * A table, or the text `empty` when there are no rows.
+ * @param {(string | {title: string, num?: boolean})[]} columns num aligns to the right
+ * @param {Child[][]} rows @param {string} empty
+ */
 export function table(columns, rows, empty) {
   if (rows.length === 0) return h("p", { class: "empty" }, empty);
+  const cols = columns.map((c) => (typeof c === "string" ? { title: c } : c));
   const cls = (c) => (c.num ? "num" : undefined);
-  return h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": columns.map((c) => c.title || c).join(", ") },
+  const label = cols.map((c) => c.title).join(", ");
+  return h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": label },
     h("table", {},
-      h("thead", {}, h("tr", {}, columns.map((c) => h("th", { scope: "col", class: cls(c) }, c.title || c)))),
-      h("tbody", {}, rows.map((r) => h("tr", {}, r.map((cell, i) => h("td", { class: cls(columns[i]) }, cell)))))));
+      h("thead", {}, h("tr", {}, cols.map((c) => h("th", { scope: "col", class: cls(c) }, c.title)))),
+      h("tbody", {}, rows.map((r) => h("tr", {}, r.map((cell, i) => h("td", { class: cls(cols[i]) }, cell)))))));
 }
 
-export const facts = (pairs) => h("dl", { class: "facts" }, pairs.filter(([, v]) => v !== undefined && v !== null && v !== "" && v !== false)
-  .map(([k, v]) => [h("dt", {}, k), h("dd", {}, v)]));
+/** A list of names and values. A pair without a value is left out. @param {[string, Child][]} pairs */
+export function facts(pairs) {
+  const given = pairs.filter(([, v]) => v !== undefined && v !== null && v !== "" && v !== false);
+  return h("dl", { class: "facts" }, given.map(([k, v]) => [h("dt", {}, k), h("dd", {}, v)]));
+}
 
-// meter is a labelled bar of used against total.
+/**
+ * A labelled bar of used against total.
+ * @param {string} label @param {number} used @param {number} total @param {(n: number) => string} unit
+ */
 export function meter(label, used, total, unit) {
   const share = total > 0 ? used / total : 0;
   const text = total > 0 ? `${unit(used)} of ${unit(total)}` : unit(used);
-  return h("div", { class: "meter" }, h("div", {}, h("span", {}, label), h("span", { class: "quiet" }, text)),
+  const fill = share > 0.95 ? "full" : share > 0.8 ? "tight" : "";
+  return h("div", { class: "meter" },
+    h("div", {}, h("span", {}, label), h("span", { class: "quiet" }, text)),
     h("div", { class: "bar", role: "img", "aria-label": `${label}: ${text}, ${Math.round(share * 100)} %` },
-      h("i", { class: share > 0.95 ? "full" : share > 0.8 ? "tight" : "", style: { width: Math.min(100, share * 100) + "%" } })));
+      h("i", { class: fill, style: { width: Math.min(100, share * 100) + "%" } })));
 }
 
-const styles = {
-  Running: "good", Ready: "good", normal: "good", leader: "good", voter: "good", alive: "good", create: "good", start: "good", Success: "good", Succeeded: "good",
-  Pending: "warn", Scheduled: "warn", Updating: "warn", RetryPending: "warn", Draining: "warn", Deleting: "warn", degraded: "warn", Unknown: "warn",
-  suspect: "warn", "non-voter": "warn", replace: "warn", update: "warn", stop: "warn",
-  Failed: "bad", NotReady: "bad", recovery: "bad", dead: "bad", absent: "bad", refused: "bad", delete: "bad",
-};
+/** @type {Record<string, string>} */
+const styles = {};
+for (const [style, words] of Object.entries({
+  good: "Running Ready normal leader voter alive create start Success Succeeded",
+  warn: "Pending Scheduled Updating RetryPending Draining Deleting degraded Unknown suspect non-voter replace update stop",
+  bad: "Failed NotReady recovery dead absent refused delete",
+})) for (const word of words.split(" ")) styles[word] = style;
 
-// state is a word with a mark whose shape tells it too, not only its colour.
-export const state = (word, text) => h("span", { class: "state " + (styles[word] || "") }, text || word || "unknown");
+/** The CSS class of a state: good, warn, bad or "". @param {string} word */
 export const stateClass = (word) => styles[word] || "";
 
-export const cores = (millicores) => (millicores / 1000).toLocaleString("en", { maximumFractionDigits: 1 }) + " cores";
-export const mib = (n) => (n >= 10240 ? (n / 1024).toLocaleString("en", { maximumFractionDigits: 1 }) + " GiB" : n.toLocaleString("en") + " MiB");
+/**
+ * A state with a mark. The mark's shape also tells good from bad, so colour is not needed.
+ * @param {string} word decides the mark @param {string} [text] shown in place of the word
+ */
+export const state = (word, text) => h("span", { class: "state " + stateClass(word) }, text || word || "unknown");
+
+const decimal = (n) => n.toLocaleString("en", { maximumFractionDigits: 1 });
+
+/** @param {number} millicores */
+export const cores = (millicores) => decimal(millicores / 1000) + " cores";
+/** @param {number} n MiB */
+export const mib = (n) => (n >= 10240 ? decimal(n / 1024) + " GiB" : n.toLocaleString("en") + " MiB");
+/** @param {number} n GB */
 export const gb = (n) => n.toLocaleString("en") + " GB";
+/** Reads a number of the API; 64-bit integers are text in JSON. @param {any} v */
 export const int = (v) => Number(v || 0);
 
-// age since a time, short.
+/** How long ago a time was, in its largest unit. @param {string} [time] RFC 3339 */
 export function age(time) {
   if (!time) return "–";
   const s = Math.max(0, (Date.now() - Date.parse(time)) / 1000);
@@ -74,37 +128,68 @@ export function age(time) {
   return Math.round(s / 86400) + " d";
 }
 
-export const clock = (time) => (time ? h("time", { datetime: time, title: time }, new Date(time).toLocaleString("en-GB", { day: "2-digit", month: "short", hour: "2-digit", minute: "2-digit", second: "2-digit" })) : "–");
+/** Date and time in the reader's zone. @param {string} [time] RFC 3339 */
+export function clock(time) {
+  if (!time) return "–";
+  /** @type {Intl.DateTimeFormatOptions} */
+  const form = { day: "2-digit", month: "short", hour: "2-digit", minute: "2-digit", second: "2-digit" };
+  return h("time", { datetime: time, title: time }, new Date(time).toLocaleString("en-GB", form));
+}
 
+/** Labels as sorted K=V texts. @param {Record<string, string>} [labels] */
+export const labelTexts = (labels) => Object.entries(labels || {}).sort().map(([k, v]) => `${k}=${v}`);
+
+/** Code and message of a reason in one text. @param {...(string | undefined)} parts */
+export const reasonText = (...parts) => parts.filter(Boolean).join(": ");
+
+/** @param {string} id */
 export const workloadLink = (id) => h("a", { href: "#/workloads/" + encodeURIComponent(id) }, id);
-export const nodeLink = (id) => (id ? h("a", { href: "#/nodes/" + encodeURIComponent(id) }, id) : h("span", { class: "quiet" }, "none"));
+/** @param {string} [id] */
+export function nodeLink(id) {
+  return id ? h("a", { href: "#/nodes/" + encodeURIComponent(id) }, id) : h("span", { class: "quiet" }, "none");
+}
 
+/** Shows a short message for 5 seconds, an error for 12. @param {string} text @param {boolean} [bad] */
 export function toast(text, bad) {
-  const el = h("div", { class: bad ? "bad" : "" }, text), box = document.getElementById("toasts");
+  const el = h("div", { class: bad ? "bad" : "" }, text), box = byId("toasts");
   while (box.childElementCount > 2) box.firstElementChild.remove();
   box.append(el);
   setTimeout(() => el.remove(), bad ? 12000 : 5000);
 }
 
-// confirmed asks in a dialog and resolves to whether the person agreed.
+/**
+ * Shows a dialog with a Cancel button and one other.
+ * @param {string} title @param {Child} body @param {string} verb text of the other button @param {boolean} [danger]
+ * @returns {Promise<boolean>} whether the other button was pressed
+ */
 export function confirmed(title, body, verb, danger) {
   return new Promise((resolve) => {
     const d = h("dialog", { "aria-labelledby": "dialog-title" },
-      h("form", { method: "dialog" }, h("h2", { id: "dialog-title" }, title), h("div", {}, body),
-        h("div", { class: "actions" }, h("button", { value: "no" }, "Cancel"), h("button", { value: "yes", class: danger ? "danger" : "main" }, verb))));
-    d.addEventListener("close", () => { d.remove(); resolve(d.returnValue === "yes"); });
+      h("form", { method: "dialog" },
+        h("h2", { id: "dialog-title" }, title),
+        h("div", {}, body),
+        h("div", { class: "actions" },
+          h("button", { value: "no" }, "Cancel"),
+          h("button", { value: "yes", class: danger ? "danger" : "main" }, verb))));
+    d.addEventListener("close", () => {
+      d.remove();
+      resolve(d.returnValue === "yes");
+    });
     document.body.append(d);
     d.showModal();
   });
 }
 
-// events as a list, newest first.
+/** Events as a list, in the order given. @param {any[]} list @param {string} [empty] */
 export function timeline(list, empty) {
   if (list.length === 0) return h("p", { class: "empty" }, empty || "Nothing has been recorded.");
+  const details = (e) => Object.entries(e.details || {}).sort()
+    .map(([k, v]) => h("span", { class: "quiet" }, ` ${k.replaceAll("_", " ")} ${v}`));
   return h("ol", { class: "timeline" }, list.map((e) => h("li", {}, clock(e.at), h("div", {},
     h("strong", {}, e.type), " ",
-    e.workload_id && [workloadLink(e.workload_id), " "], e.node_id && ["on ", nodeLink(e.node_id), " "],
-    [e.reason, e.message].filter(Boolean).join(": "),
-    Object.entries(e.details || {}).sort().map(([k, v]) => h("span", { class: "quiet" }, ` ${k.replaceAll("_", " ")} ${v}`)),
+    e.workload_id && [workloadLink(e.workload_id), " "],
+    e.node_id && ["on ", nodeLink(e.node_id), " "],
+    reasonText(e.reason, e.message),
+    details(e),
     e.by && h("span", { class: "quiet" }, " by " + e.by)))));
 }

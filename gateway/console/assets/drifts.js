@@ -1,32 +1,54 @@
-// Drifts: where machines differ from what was asked for, and what is done about it.
+// @ts-check
+// Drifts: differences between the schedulers' state and the nodes, and what to do about orphans.
 import { del, get, post } from "./api.js";
-import { refresh } from "./app.js";
 import { age, card, confirmed, h, nodeLink, replace, state, table, toast, workloadLink } from "./dom.js";
+import { refresh } from "./live.js";
 
+/** @type {Record<string, string>} */
 const words = {
-  orphan_on_agent: "runs there and is not known here", state_mismatch: "is not in the state that was asked for",
-  revision_mismatch: "runs another revision", missing_on_agent: "does not run there",
+  orphan_on_agent: "runs there and is not known here",
+  state_mismatch: "is not in the desired state",
+  revision_mismatch: "runs another revision",
+  missing_on_agent: "does not run there",
 };
+const explanation = "Every node is compared about twice a minute. Differences are repaired automatically, except "
+  + "orphans, which wait for your decision. If the schedulers never knew an orphan, adopting it needs its "
+  + "specification: persysctl drift adopt NODE WORKLOAD -f FILE";
 
+/** @param {HTMLElement} main @param {AbortSignal} signal */
 export async function drifts(main, signal) {
   const at = (d) => `/nodes/${encodeURIComponent(d.node_id)}/drifts/${encodeURIComponent(d.workload_id)}`;
   const act = async (done, fn) => {
-    try { await fn(); toast(done); } catch (e) { toast(e.message, true); }
+    try {
+      await fn();
+      toast(done);
+    } catch (/** @type {any} */ e) {
+      toast(e.message, true);
+    }
     await show();
   };
   async function remove(d) {
-    if (await confirmed(`Delete ${d.workload_id} on ${d.node_id}?`, h("p", {}, "Nobody has asked for it here. It is stopped and removed from its node; its data goes with it."), "Delete", true)) await act(`${d.workload_id} is being deleted on ${d.node_id}.`, () => del(at(d)));
+    const text = "The schedulers know no such workload there. It is stopped and removed from its node, with its data.";
+    if (!await confirmed(`Delete ${d.workload_id} on ${d.node_id}?`, h("p", {}, text), "Delete", true)) return;
+    await act(`${d.workload_id} is being deleted on ${d.node_id}.`, () => del(at(d)));
   }
-  const orphan = (d) => d.type === "orphan_on_agent";
+  const adopt = (d) => act(`${d.workload_id} belongs to the cluster again.`, () => post(at(d) + "/adopt", {}));
+  function row(d) {
+    const orphan = d.type === "orphan_on_agent";
+    return [
+      orphan ? d.workload_id : workloadLink(d.workload_id), nodeLink(d.node_id),
+      state(orphan ? "Unknown" : "Failed", words[d.type] || d.type), d.scheduler_status, d.agent_status,
+      (d.action || "").replaceAll("_", " "), age(d.detected_at),
+      orphan && [h("button", { onclick: () => adopt(d) }, "Adopt"), " ",
+      h("button", { class: "danger", onclick: () => remove(d) }, "Delete …")],
+    ];
+  }
   async function show() {
     const list = (await get("/drifts", signal)).drifts || [];
+    const columns = ["Workload", "Node", "What differs", "Desired", "Found", "Action", { title: "Since", num: true }, ""];
     replace(main, h("h1", {}, "Drifts"),
-      card("", table(["Workload", "Node", "What is wrong", "Asked for", "There", "What is done", { title: "Since", num: true }, ""], list.map((d) => [
-        orphan(d) ? d.workload_id : workloadLink(d.workload_id), nodeLink(d.node_id), state(orphan(d) ? "Unknown" : "Failed", words[d.type] || d.type), d.scheduler_status, d.agent_status,
-        (d.action || "").replaceAll("_", " "), age(d.detected_at),
-        orphan(d) && [h("button", { onclick: () => act(`${d.workload_id} belongs to the cluster again.`, () => post(at(d) + "/adopt", {})) }, "Adopt"), " ", h("button", { class: "danger", onclick: () => remove(d) }, "Delete …")],
-      ]), "Every machine has what was asked for.")),
-      h("p", { class: "quiet" }, "Every machine is compared about twice a minute. What can be repaired is repaired by itself; what nobody asked for is never touched without you. Adopting what was never known here needs its specification: persysctl drift adopt -f FILE."));
+      card("", table(columns, list.map(row), "Every machine has what was asked for.")),
+      h("p", { class: "quiet" }, explanation));
   }
   await refresh(show, signal);
 }

@@ -1,47 +1,72 @@
-// Exec: a command in a workload, or its console, in a terminal. Read when its tab
-// is opened for the first time.
+// @ts-check
+// Exec: a command in a workload, or its console, in a terminal. Loaded when its tab is first opened.
 import { get, query, session } from "./api.js";
 import { card, h, replace } from "./dom.js";
 import { terminal } from "./term.js";
 
-// words splits a command line as people write it: spaces separate, quotes hold
-// together. Nothing else is special, since no shell reads it.
+/**
+ * Splits a command line at spaces; single and double quotes hold a word together. Nothing else is special,
+ * because no shell reads it. Throws on an open quote.
+ * @param {string} line
+ */
 export function words(line) {
   const out = [];
-  let word = "", quote = "", some = false;
+  let word = "", quote = "", quoted = false;
   for (const c of line) {
-    if (quote) { if (c === quote) quote = ""; else word += c; }
-    else if (c === "'" || c === '"') { quote = c; some = true; }
-    else if (/\s/.test(c)) { if (some || word) out.push(word); word = ""; some = false; }
-    else word += c;
+    if (quote) {
+      if (c === quote) quote = "";
+      else word += c;
+    } else if (c === "'" || c === '"') {
+      quote = c;
+      quoted = true;
+    } else if (/\s/.test(c)) {
+      if (quoted || word) out.push(word);
+      word = "";
+      quoted = false;
+    } else word += c;
   }
   if (quote) throw new Error(`a quote ${quote} is not closed`);
-  if (some || word) out.push(word);
+  if (quoted || word) out.push(word);
   return out;
 }
 
 const base64 = (bytes) => btoa(Array.from(bytes, (b) => String.fromCharCode(b)).join(""));
+const bytesOf = (text) => Uint8Array.from(atob(text || ""), (c) => c.charCodeAt(0));
+// url64 is base64 without the characters that a websocket's subprotocol may not have.
 const url64 = (text) => base64(new TextEncoder().encode(text)).replace(/\+/g, "-").replace(/\//g, "_").replace(/=+$/, "");
+const maxInput = 16384; // bytes per message
+const help = "Who ran what is kept in the audit. Ctrl+] leaves the keyboard of the terminal. Processes that the command "
+  + "leaves running end with the session, and the session ends with this page.";
 
-// showExec fills body. The session ends with signal, which is when the page or the
-// tab is left.
+/**
+ * Fills body. The session ends when signal aborts: the page or the tab was left.
+ * @param {HTMLElement} body @param {AbortSignal} signal @param {any} w the workload
+ */
 export function showExec(body, signal, w) {
   const id = w.workload_id, machine = w.type === "vm";
   const path = "/workloads/" + encodeURIComponent(id) + "/exec";
   const address = new URL("../v1" + path + query({ cluster_id: session.cluster }), location.href);
   address.protocol = address.protocol.replace("http", "ws");
-  const command = h("input", { id: "exec-command", value: "sh", autocapitalize: "off", autocomplete: "off", spellcheck: "false" });
-  const service = h("input", { id: "exec-service", autocapitalize: "off", autocomplete: "off", spellcheck: "false" });
-  const run = h("button", { class: "main", type: "submit" }, "Run"), attach = h("button", { type: "button", onclick: () => open(true) }, "Console");
-  const end = h("button", { type: "button", class: "danger", disabled: true, onclick: () => leave("You ended the session.") }, "End session");
+  const field = (id, value) => h("input", { id, value, autocapitalize: "off", autocomplete: "off", spellcheck: "false" });
+  const command = field("exec-command", "sh"), service = field("exec-service", "");
+  const run = h("button", { class: "main", type: "submit" }, "Run");
+  const attach = h("button", { type: "button", onclick: () => open(true) }, "Console");
+  const quit = () => leave("You ended the session.");
+  const end = h("button", { type: "button", class: "danger", disabled: true, onclick: quit }, "End session");
   const note = h("p", { class: "quiet", role: "status", tabIndex: -1 }, "No session is open."), screen = h("div", {});
+  const submit = (e) => {
+    e.preventDefault();
+    open(false);
+  };
   replace(body, card("",
-    h("form", { class: "filters", onsubmit: (e) => { e.preventDefault(); open(false); } },
+    h("form", { class: "filters", onsubmit: submit },
       !machine && h("label", {}, "Command", command), w.type === "compose" && h("label", {}, "Service", service),
       !machine && run, attach, end),
-    h("p", { class: "quiet", id: "term-help" }, "Who ran what is kept in the audit. Ctrl+] leaves the keyboard of the terminal. What the command left running ends with the session, and the session with this page."),
-    note, screen));
-  let ws = null, term = null;
+    h("p", { class: "quiet", id: "term-help" }, help), note, screen));
+  /** @type {WebSocket | null} */
+  let ws = null;
+  /** @type {ReturnType<typeof terminal> | null} */
+  let term = null;
 
   function idle(text, bad) {
     note.textContent = text;
@@ -50,7 +75,7 @@ export function showExec(body, signal, w) {
     const held = document.activeElement === end || term?.el.contains(document.activeElement);
     end.disabled = true;
     term?.end();
-    // Not the command: the Enter that ended a shell, held a little too long, would run it again.
+    // The command field does not get the focus: a key still held down would run the command again.
     if (held && !signal.aborted) note.focus();
   }
   function leave(text) {
@@ -59,32 +84,58 @@ export function showExec(body, signal, w) {
     old?.close(1000);
     if (old) idle(text);
   }
-  signal.addEventListener("abort", () => { leave(""); term?.close(); });
+  signal.addEventListener("abort", () => {
+    leave("");
+    term?.close();
+  });
 
   function open(console) {
-    let line;
-    try { line = console ? [] : words(command.value); } catch (e) { idle("Command: " + e.message, true); return; }
-    if (!console && line.length === 0) { idle("Command: write a program and its arguments, e.g. sh", true); return; }
+    /** @type {string[]} */
+    let line = [];
+    try {
+      if (!console) line = words(command.value);
+    } catch (/** @type {any} */ e) {
+      idle("Command: " + e.message, true);
+      return;
+    }
+    if (!console && line.length === 0) {
+      idle("Command: write a program and its arguments, e.g. sh", true);
+      return;
+    }
     for (const b of [run, attach, command, service]) b.disabled = true;
     note.className = "quiet";
     note.textContent = "Opening …";
     term?.close();
+    /** @type {WebSocket | null} */
     let mine = null;
-    const send = (m) => { if (mine && mine === ws && mine.readyState === WebSocket.OPEN) mine.send(JSON.stringify(m)); };
-    const encode = new TextEncoder(), decoders = { stdout: new TextDecoder(), stderr: new TextDecoder() };
-    term = terminal({ label: "terminal of " + id, onInput: (text) => {
-      const bytes = encode.encode(text);
-      for (let i = 0; i < bytes.length; i += 16384) send({ input: base64(bytes.subarray(i, i + 16384)) });
-    }, onSize: (columns, rows) => send({ resize: { columns, rows } }), onLeave: () => end.focus() });
-    const shown = term;
-    replace(screen, term.el);
-    term.fit();
-    mine = new WebSocket(address, ["persys.exec.v1", ...(session.token ? ["persys.token." + url64(session.token)] : [])]);
+    const send = (m) => {
+      if (mine && mine === ws && mine.readyState === WebSocket.OPEN) mine.send(JSON.stringify(m));
+    };
+    const encoder = new TextEncoder();
+    const decoders = { stdout: new TextDecoder(), stderr: new TextDecoder() };
+    const shown = terminal({
+      label: "terminal of " + id,
+      onInput: (text) => {
+        const bytes = encoder.encode(text);
+        for (let i = 0; i < bytes.length; i += maxInput) send({ input: base64(bytes.subarray(i, i + maxInput)) });
+      },
+      onSize: (columns, rows) => send({ resize: { columns, rows } }),
+      onLeave: () => end.focus(),
+    });
+    term = shown;
+    replace(screen, shown.el);
+    shown.fit();
+    const protocols = ["persys.exec.v1"];
+    if (session.token) protocols.push("persys.token." + url64(session.token));
+    const socket = new WebSocket(address, protocols);
+    mine = ws = socket;
     let opened = false, over = false;
-    ws = mine;
-    mine.onopen = () => send({ open: { ...(console ? { console } : { command: line }), ...(service.value && { service: service.value }), tty: true, input: true, size: term.size() } });
-    mine.onmessage = (e) => {
-      if (mine !== ws) return;
+    socket.onopen = () => {
+      const target = console ? { console } : { command: line };
+      send({ open: { ...target, ...(service.value && { service: service.value }), tty: true, input: true, size: shown.size() } });
+    };
+    socket.onmessage = (e) => {
+      if (socket !== ws) return;
       const m = JSON.parse(e.data);
       if (m.opened) {
         opened = true;
@@ -93,18 +144,29 @@ export function showExec(body, signal, w) {
         end.disabled = false;
         shown.focus();
       } else if (m.output) {
-        const bytes = Uint8Array.from(atob(m.output.data || ""), (c) => c.charCodeAt(0));
-        shown.write((decoders[m.output.stream] || decoders.stdout).decode(bytes, { stream: true }));
-      } else if (m.exit) { over = true; idle(`The command ended with exit code ${m.exit.code || 0}.`); }
-      else if (m.error) { over = true; idle(m.error.message, true); }
+        const decoder = m.output.stream === "stderr" ? decoders.stderr : decoders.stdout;
+        shown.write(decoder.decode(bytesOf(m.output.data), { stream: true }));
+      } else if (m.exit) {
+        over = true;
+        idle(`The command ended with exit code ${m.exit.code || 0}.`);
+      } else if (m.error) {
+        over = true;
+        idle(m.error.message, true);
+      }
     };
-    mine.onclose = async () => {
-      if (mine !== ws) return;
+    socket.onclose = async () => {
+      if (socket !== ws) return;
       ws = null;
       if (over) return;
       let why = opened ? "The session broke off." : "The session did not open.";
-      // A browser does not say why a websocket was refused; the same address does.
-      if (!opened) try { await get(path, signal); } catch (e) { if (e.status && e.status !== 426) why = e.message; }
+      // A browser hides why a websocket was refused. A plain request to the same address gets the reason.
+      if (!opened) {
+        try {
+          await get(path, signal);
+        } catch (/** @type {any} */ e) {
+          if (e.status && e.status !== 426) why = e.message;
+        }
+      }
       if (!signal.aborted) idle(why, true);
     };
   }

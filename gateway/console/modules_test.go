@@ -1,0 +1,134 @@
+package console
+
+import (
+	"io/fs"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/persys/compute/testbed"
+)
+
+// staticImports finds the modules that are loaded together with a module. import() is not among
+// them: it runs later, so it cannot close a circle.
+var staticImports = regexp.MustCompile(`(?m)(?:^|\n)(?:import|export)[^;"]*"\./([^"]+)"`)
+
+// modules returns the imports of every module.
+func modules(t *testing.T) map[string][]string {
+	t.Helper()
+	paths, err := fs.Glob(assets, "assets/*.js")
+	if err != nil || len(paths) == 0 {
+		t.Fatalf("modules: %v, %v", paths, err)
+	}
+	out := map[string][]string{}
+	for _, path := range paths {
+		data, err := assets.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := filepath.Base(path)
+		out[name] = nil
+		for _, m := range staticImports.FindAllStringSubmatch(string(data), -1) {
+			out[name] = append(out[name], m[1])
+		}
+	}
+	return out
+}
+
+// circle returns a path of imports that ends where it begins, nil when there is none.
+func circle(imports map[string][]string) []string {
+	done := map[string]bool{}
+	var visit func(path []string) []string
+	visit = func(path []string) []string {
+		name := path[len(path)-1]
+		if i := slices.Index(path, name); i < len(path)-1 {
+			return path[i:]
+		}
+		if done[name] {
+			return nil
+		}
+		for _, next := range imports[name] {
+			if found := visit(append(slices.Clone(path), next)); found != nil {
+				return found
+			}
+		}
+		done[name] = true
+		return nil
+	}
+	for name := range imports {
+		if found := visit([]string{name}); found != nil {
+			return found
+		}
+	}
+	return nil
+}
+
+func TestImportsFormNoCircle(t *testing.T) {
+	imports := modules(t)
+	if len(imports["app.js"]) < 5 {
+		t.Errorf("app.js imports %v: the test does not see its imports", imports["app.js"])
+	}
+	for name, list := range imports {
+		for _, to := range list {
+			if _, ok := imports[to]; !ok {
+				t.Errorf("%s imports %s, which does not exist", name, to)
+			}
+		}
+	}
+	if found := circle(imports); found != nil {
+		t.Errorf("imports form a circle: %s", strings.Join(found, " -> "))
+	}
+	if circle(map[string][]string{"a": {"b"}, "b": {"c"}, "c": {"b"}}) == nil {
+		t.Error("a circle of two modules is not found")
+	}
+}
+
+func TestModulesAreTypeChecked(t *testing.T) {
+	out, err := exec.CommandContext(t.Context(), testbed.Program(t, "tsc"), "--project", ".", "--listFilesOnly").Output()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for name := range modules(t) {
+		data, err := assets.ReadFile("assets/" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.HasPrefix(string(data), "// @ts-check\n") || !strings.Contains(string(out), "/assets/"+name+"\n") {
+			t.Errorf("%s: must begin with // @ts-check and be imported by a module that tsconfig.json names", name)
+		}
+	}
+	if out, err := exec.CommandContext(t.Context(), testbed.Program(t, "tsc"), "--project", ".").CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+func TestModulesAreFormatted(t *testing.T) {
+	testbed.Program(t, "tsc") // the formatter is part of its package
+	if out, err := exec.CommandContext(t.Context(), testbed.Program(t, "node"), "format.js").CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// TestAssetsAreOwn: no asset is loaded from another host, and no text is set as HTML.
+func TestAssetsAreOwn(t *testing.T) {
+	otherHost := regexp.MustCompile(`(?:src|href|url\(|from|import\()\s*[=("']+\s*(?:https?:)?//`)
+	asHTML := regexp.MustCompile(`innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(`)
+	err := fs.WalkDir(assets, "assets", func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		data, err := assets.ReadFile(name)
+		for _, rule := range []*regexp.Regexp{otherHost, asHTML} {
+			if m := rule.Find(data); m != nil {
+				t.Errorf("%s has %q", name, m)
+			}
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
