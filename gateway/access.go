@@ -17,13 +17,13 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// Role is what a caller may do; each includes those below it.
+// Role is a level of permissions. Each role has the permissions of the roles below it.
 type Role uint8
 
 // The roles of users.
 const (
 	Nobody   Role = iota
-	Viewer        // sees everything but secrets
+	Viewer        // reads everything except secrets
 	Operator      // changes workloads, cordons and drains nodes
 	Admin         // changes the cluster
 )
@@ -42,8 +42,8 @@ func ParseRole(s string) (Role, error) {
 	return Nobody, fmt.Errorf("role %q must be viewer, operator or admin", s)
 }
 
-// needs is the role that each call asks for. What is not here asks for Admin.
-// The schedulers judge again, the gateway's own certificate and that of the user behind it.
+// needs is the role that each call requires; a call that is not listed requires
+// Admin. The schedulers check again, for the gateway's certificate and the user's.
 var needs = map[string]Role{
 	controlv1.AgentControl_ListNodes_FullMethodName:         Viewer,
 	controlv1.AgentControl_GetNode_FullMethodName:           Viewer,
@@ -80,25 +80,25 @@ var needs = map[string]Role{
 	clusterv1.Cluster_Exec_FullMethodName:                            Operator,
 }
 
-// caller is who makes a request.
+// caller is the identity behind a request.
 type caller struct {
 	name string
-	// role is what the gateway knows of. Of a user's certificate only the schedulers know
-	// what its join token gave: it may be more, or less.
+	// role is as far as the gateway knows. The role of a user's certificate is in the
+	// schedulers' record of its join token, and may be higher or lower.
 	role Role
-	// identity is the user's, where a certificate says it, issued then: the schedulers judge
-	// it as well.
+	// identity and issued are of the user's certificate; empty without one. The schedulers
+	// check that identity, too.
 	identity string
 	issued   time.Time
-	// user is who a token says it is.
+	// user is the issuer and subject of a bearer token.
 	user string
-	from string // address
-	// namespaces are those that the caller acts in; none: what the schedulers know of it.
+	from string // IP address
+	// namespaces restrict the caller; empty leaves it to the schedulers' own records.
 	namespaces []string
 }
 
-// tell adds to a call what the schedulers are to know of the caller: whom the history names,
-// and what only takes rights away from the gateway's own.
+// tell adds the caller to a call's metadata. The schedulers record it in the history, and use it
+// only to take permissions away from the gateway's own.
 func (c caller) tell(ctx context.Context) context.Context {
 	switch {
 	case c.identity != "":
@@ -115,12 +115,12 @@ func (c caller) tell(ctx context.Context) context.Context {
 	return ctx
 }
 
-// request is what the way in found out about one HTTP request.
+// request is what known found out about one HTTP request.
 type request struct {
 	caller
 	backend *backend
-	session string
-	key     string // the workload's
+	session string // key of sticky routing
+	key     string // key of routing by shard: the workload's id
 }
 
 type requestKey struct{}
@@ -134,8 +134,8 @@ func requestOf(ctx context.Context) *request {
 	return r
 }
 
-// routed is the way from the generated clients to the right replica of the
-// right cluster, past the table.
+// routed is the connection that generated clients use: it checks the caller's role
+// and passes the call to a replica of the request's cluster.
 type routed struct{}
 
 var _ grpc.ClientConnInterface = routed{}
@@ -155,7 +155,7 @@ func (routed) pick(ctx context.Context, method string) (grpc.ClientConnInterface
 	return r.backend.conn(r.session, r.key), nil
 }
 
-// may refuses whoever has less than the least role, unless the schedulers judge that.
+// may refuses a caller whose role is below least, unless the schedulers check the role themselves.
 func (r *request) may(ctx context.Context, least Role) error {
 	if r.role >= least {
 		return nil

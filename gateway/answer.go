@@ -15,18 +15,18 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// MaxBody bounds a request's body in bytes; it is the gRPC API's own bound.
+// MaxBody bounds a request's body in bytes, as the gRPC API bounds a message.
 const MaxBody = 4 << 20
 
-// Proto JSON as legacy v1 CLIs read and write it: snake_case out, both forms in,
-// fields that nobody knows ignored on the contract's routes only.
+// JSON as legacy v1 CLIs read and write it: names are written in snake_case and read
+// in both forms. Unknown fields are ignored on the contract's routes; /v1 refuses them.
 var (
 	protoOut = protojson.MarshalOptions{UseProtoNames: true}
 	protoIn  = protojson.UnmarshalOptions{DiscardUnknown: true}
 )
 
-// problem is every error's body; code is the gRPC name of the kind, reason what a
-// client does next (package dial has the words).
+// problem is the body of an error. Code is the name of the gRPC code, Reason one of
+// the reasons of package dial.
 type problem struct {
 	Error  string `json:"error"`
 	Code   string `json:"code,omitempty"`
@@ -36,7 +36,7 @@ type problem struct {
 func writeJSON(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(v) // the peer may be gone; there is nobody to tell
+	_ = json.NewEncoder(w).Encode(v) // an error means that the client is gone
 }
 
 func writeProto(w http.ResponseWriter, m proto.Message) {
@@ -63,8 +63,8 @@ func refuse(w http.ResponseWriter, status int, text string) {
 	writeJSON(w, status, problem{Error: text})
 }
 
-// httpStatus is grpc-gateway's mapping, but for what a caller can wait out or
-// resolve: a precondition is a conflict with the present state.
+// httpStatus is grpc-gateway's mapping, except that a failed precondition is 409: it
+// conflicts with the present state, and the caller can resolve it.
 func httpStatus(c codes.Code) int {
 	if c == codes.FailedPrecondition {
 		return http.StatusConflict
@@ -72,7 +72,7 @@ func httpStatus(c codes.Code) int {
 	return runtime.HTTPStatusFromCode(c)
 }
 
-// codeName is the code as the protocol writes it.
+// codeName is the name of a code in the gRPC specification.
 func codeName(c codes.Code) string {
 	names := [...]string{"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
 		"PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED",
@@ -83,12 +83,12 @@ func codeName(c codes.Code) string {
 	return "UNKNOWN"
 }
 
-// handleError is the generated handlers' way to fail.
+// handleError answers for the generated handlers when a call fails.
 func handleError(_ context.Context, _ *runtime.ServeMux, m runtime.Marshaler, w http.ResponseWriter, _ *http.Request, err error) {
 	if l, ok := w.(*living); ok && l.fail() {
-		// The status is gone; the stream tells as one that fails later does.
+		// The status line has been sent, so the error is an event, as after a stream broke.
 		if data, err := m.Marshal(map[string]proto.Message{"error": status.Convert(err).Proto()}); err == nil {
-			_, _ = w.Write(data) // the peer may be gone
+			_, _ = w.Write(data) // an error means that the client is gone
 		}
 		return
 	}

@@ -16,10 +16,10 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// Routing strategies: which replica of a cluster is asked first. Any replica
-// answers any call, so the choice is a matter of speed and of affinity.
+// Routing strategies decide which replica of a cluster gets a call first. Any
+// replica answers any call, so the choice affects speed and affinity only.
 const (
-	LeaderOnly = "leader-only" // the leader, then the rest
+	LeaderOnly = "leader-only" // the leader, then the others
 	Sticky     = "sticky"      // by the caller's session
 	Shard      = "shard"       // by the workload
 )
@@ -28,58 +28,58 @@ const (
 type Cluster struct {
 	ID   string
 	Name string
-	// Strategy is one of the constants above; default LeaderOnly.
+	// Strategy is LeaderOnly (the default), Sticky or Shard.
 	Strategy string
-	// Schedulers are fixed addresses. When there are none, Discovery
-	// (srv://name[?dns=…]) finds them.
+	// Schedulers have fixed addresses. Without them, Discovery finds the addresses:
+	// srv://NAME[?dns=HOST:PORT].
 	Schedulers []Scheduler
 	Discovery  string
 }
 
-// Scheduler is one replica by configuration.
+// Scheduler is one replica as configured.
 type Scheduler struct {
 	ID      string
 	Address string // host[:port]
-	Leader  bool   // a first guess; the replicas tell the truth
+	Leader  bool   // tried first, until a replica has named the leader
 }
 
 const (
 	probeTimeout = 4 * time.Second
-	// A connection that is not chosen any more is looked at this often, and closed once no call is
-	// under way: the first time is late enough for those that had just chosen it.
+	// Time between two checks of a replaced connection, which is closed once it has no call. The
+	// first check is late enough for requests that have just chosen the connection.
 	retirement = 30 * time.Second
 )
 
 // Dialer opens a connection to schedulers; see dial.Options.
 type Dialer func(ctx context.Context, opt dial.Options) (*dial.Conn, error)
 
-// backend is a cluster under way: the connections to it and what the probes say.
+// backend holds the connections to a cluster and the results of the probes.
 type backend struct {
 	Cluster
 	log  *slog.Logger
 	dial Dialer
-	ctx  context.Context // of Gateway.Run
+	ctx  context.Context // ends with the gateway
 	wg   sync.WaitGroup
-	lead *dial.Conn // goes to the leader
+	lead *dial.Conn // to the leader
 
 	mu       sync.Mutex
 	replicas []*replica   // in id order
-	rings    []*dial.Conn // rings[i] asks replicas i, i+1, … in this order
+	rings    []*dial.Conn // rings[i] tries replicas i, i+1, … in this order
 }
 
-// replica is one scheduler as the last probe saw it.
+// replica is one scheduler and the result of its last probe.
 type replica struct {
 	id       string
 	end      dial.Endpoint
-	conn     *dial.Conn // to this one only
+	conn     *dial.Conn // to this scheduler only
 	leader   bool
 	healthy  bool
 	lastSeen time.Time
 }
 
 func newBackend(ctx context.Context, c Cluster, dialer Dialer, log *slog.Logger) (*backend, error) {
-	// The order of the first call, before any replica has said who leads
-	// (contract/gateway-rest.md, "Routing").
+	// The order in which the first call tries the replicas, before one of them has
+	// named the leader (contract/gateway-rest.md, "Routing").
 	c.Schedulers = slices.Clone(c.Schedulers)
 	slices.SortStableFunc(c.Schedulers, func(a, b Scheduler) int {
 		if a.Leader != b.Leader {
@@ -117,9 +117,9 @@ func (b *backend) close() {
 	b.wg.Wait()
 }
 
-// reconcile makes one replica of each present endpoint and, where the strategy
-// needs them, the rings. A certificate may hold the name that was discovered, and
-// not the address.
+// reconcile follows the discovered endpoints: it makes one replica for each and, for
+// Sticky and Shard, the rings. Endpoints keep the discovered name beside the address,
+// because a certificate may hold only the name.
 func (b *backend) reconcile() error {
 	ends := b.lead.Endpoints()
 	b.mu.Lock()
@@ -146,7 +146,7 @@ func (b *backend) reconcile() error {
 		}
 		fresh = append(fresh, conn)
 		r := &replica{id: end.Addr, end: end, conn: conn}
-		// Addresses given in the configuration are in its order, normalised.
+		// Configured addresses come back in their order, normalised.
 		if i < len(b.Schedulers) && len(ends) == len(b.Schedulers) {
 			r.id, r.leader = cmp.Or(b.Schedulers[i].ID, end.Addr), b.Schedulers[i].Leader
 		}
@@ -180,8 +180,8 @@ func (b *backend) reconcile() error {
 	return nil
 }
 
-// retire closes connections that are not chosen any more, each after its last call: a session or a
-// stream of events may last for days, and its scheduler may be there as long.
+// retire closes replaced connections, each after its last call: a session or a stream of events may
+// last for days.
 func (b *backend) retire(conns []*dial.Conn, every time.Duration) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
@@ -217,7 +217,7 @@ func (b *backend) watch(ctx context.Context, every time.Duration) {
 	}
 }
 
-// probe asks every replica at once how it is.
+// probe asks all replicas for their status, at the same time.
 func (b *backend) probe(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
@@ -246,11 +246,11 @@ func (b *backend) probe(ctx context.Context) {
 	wg.Wait()
 }
 
-// judging is the feature level from which on every scheduler judges the user that a gateway
-// calls for. Below, one of a former version may answer, which sees the gateway alone.
+// judging is the feature level at which every scheduler checks the user behind a gateway. Below
+// it, a scheduler of an older version may answer, which checks only the gateway.
 const judging = 6
 
-// judges asks whether the cluster's schedulers judge users behind a gateway.
+// judges asks whether all schedulers of the cluster check the users behind a gateway.
 func (b *backend) judges(ctx context.Context) (bool, error) {
 	st, err := clusterv1.NewClusterClient(b.lead).Status(ctx, &clusterv1.StatusRequest{})
 	return st.GetFeatureLevel() >= judging, err
@@ -287,7 +287,7 @@ func (b *backend) view() view {
 	return v
 }
 
-// conn chooses the connection for one request.
+// conn returns the connection for one request, by the cluster's strategy.
 func (b *backend) conn(session, workload string) grpc.ClientConnInterface {
 	key := session
 	switch b.Strategy {

@@ -1,11 +1,15 @@
-// Package gateway is the HTTP face of the clusters: the routes that existing
-// CLIs call (contract/gateway-rest.md), /v1 with what the gRPC API offers
-// (generated from the protos, api/rest), its OpenAPI document, and webhooks. It
-// keeps no state of its own: every call is one gRPC call to a replica.
+// Package gateway serves the clusters over HTTP:
 //
-// A request passes, in this order: the service header, the limits, who is
-// calling (client certificate, bearer token, or the anonymous admin under
-// -insecure), which cluster, and then its handler. What the caller may do is
-// judged where the gRPC call is made, by one table (access.go), so that no route
-// can be forgotten.
+//   - the routes that legacy v1 CLIs call (contract/gateway-rest.md)
+//   - /v1, generated from the protobuf services (api/rest), and its OpenAPI document
+//   - sessions in workloads over a websocket
+//   - webhooks of repositories
+//   - the web console (package console)
+//
+// It stores nothing: each request is one gRPC call to a replica.
+//
+// A request passes these steps: the service header, the limits, the caller's
+// identity (client certificate, bearer token, or the anonymous admin under
+// -insecure), the cluster, the handler. The caller's role is checked where the
+// gRPC call is made, by one table (access.go), so no route can skip the check.
 package gateway

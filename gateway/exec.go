@@ -24,25 +24,25 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// The subprotocol of a session, and the prefix of the one that carries a bearer
-// token: a browser cannot set a header on a websocket. The token is base64url
-// without padding, and never answered back.
+// The websocket subprotocol of a session, and the prefix of the subprotocol that
+// carries a bearer token, since a browser cannot set headers on a websocket. The
+// token is base64url without padding. The server never selects that subprotocol.
 const (
 	execProtocol  = "persys.exec.v1"
 	tokenProtocol = "persys.token."
 )
 
-// Bounds of a session at the gateway; how long it may be silent is the agent's.
+// Bounds of a session at the gateway. The agent bounds how long it may be idle.
 const (
-	maxExecMessage = 256 << 10        // bytes, from the caller
-	execPing       = 20 * time.Second // between two questions whether the caller is there
-	// A caller that takes nothing for so long is gone. A person who reads the output
-	// page by page takes nothing for a while.
+	maxExecMessage = 256 << 10        // bytes of one message from the caller
+	execPing       = 20 * time.Second // between two pings
+	// A caller that reads nothing for this long is gone. It is long because a person
+	// may read output page by page.
 	execPatience = 5 * time.Minute
-	execBye      = 5 * time.Second // for the reason that a session ends with
+	execBye      = 5 * time.Second // to send the reason for which a session ends
 )
 
-// execEnd is the message that tells why a session ended without an exit code.
+// execEnd is the last message of a session that ends without an exit code.
 type execEnd struct {
 	Error struct {
 		Code    string `json:"code"`
@@ -51,13 +51,12 @@ type execEnd struct {
 	} `json:"error"`
 }
 
-// exec carries a session (Cluster.Exec) over a websocket. Each message is the
-// JSON of an ExecRequest upwards and of an ExecResponse downwards; the workload
-// is the path's. A session that fails ends with {"error": {"code", "reason",
-// "message"}}.
+// exec carries a session (Cluster.Exec) over a websocket. Messages from the caller
+// are ExecRequests as JSON, messages to it ExecResponses; the path names the
+// workload. A session that fails ends with {"error": {"code", "reason", "message"}}.
 //
-// Refusals come before the upgrade, as HTTP: 401, 403 (role or origin), 426 for a
-// request that is no websocket.
+// Refusals come before the upgrade, as HTTP: 401, 403 (role or origin), and 426 for
+// a request that is not a websocket.
 func (g *Gateway) exec(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
@@ -76,9 +75,9 @@ func (g *Gateway) exec(w http.ResponseWriter, r *http.Request) {
 	defer g.sessions.Done()
 	ws, err := websocket.Accept(w, r, &websocket.AcceptOptions{Subprotocols: []string{execProtocol}})
 	if err != nil {
-		return // it has answered
+		return // Accept has written the response
 	}
-	defer func() { _ = ws.CloseNow() }() // the peer may be gone
+	defer func() { _ = ws.CloseNow() }() // an error means that the caller is gone
 	if ws.Subprotocol() != execProtocol {
 		_ = ws.Close(websocket.StatusPolicyViolation, "the subprotocol must be "+execProtocol)
 		return
@@ -96,17 +95,17 @@ func (g *Gateway) exec(w http.ResponseWriter, r *http.Request) {
 	var over atomic.Bool
 	tasks.Go(func() {
 		s.alive(ctx)
-		if !over.Load() { // a question that meets the goodbye gets no answer, and must not cut it short
+		if !over.Load() { // a ping during the close handshake gets no answer and must not cut it short
 			cancel()
 		}
 	})
 	err = s.downwards(ctx)
 	over.Store(true)
 	if err == nil {
-		_ = ws.Close(websocket.StatusNormalClosure, "") // the peer may be gone
+		_ = ws.Close(websocket.StatusNormalClosure, "") // an error means that the caller is gone
 		return
 	}
-	if status.Code(err) == codes.Canceled { // by one of the tasks: its reason counts
+	if status.Code(err) == codes.Canceled { // a task has canceled ctx, and may have a better reason
 		select {
 		case why := <-refused:
 			if why == nil {
@@ -125,15 +124,16 @@ type execSession struct {
 	workload string
 	ping     time.Duration
 	patience time.Duration
-	// Messages on their way: behind one upwards no answer of the caller is read, behind
-	// one downwards it cannot be asked.
+	// Messages being sent in either direction. While there are some, a missing answer to a
+	// ping proves nothing: the answer may wait behind a message of the caller, or the ping
+	// behind one to it.
 	passing atomic.Int32
-	read    atomic.Uint64 // messages of the caller: one that sends is there, however busy its line is
+	read    atomic.Uint64 // messages of the caller; each proves that it is alive
 }
 
-// upwards passes on what the caller sends until it leaves (nil) or sends what is
-// no request. What comes when the session is over is read and dropped: its last
-// output and its exit code may still be on their way down.
+// upwards passes the caller's messages on until it leaves (nil) or sends an invalid
+// one. After the session is over messages are read and dropped, because output and
+// the exit code may still be on their way to the caller.
 func (s *execSession) upwards(ctx context.Context) error {
 	over := false
 	for first := true; ; first = false {
@@ -161,12 +161,12 @@ func (s *execSession) upwards(ctx context.Context) error {
 			return status.Error(codes.InvalidArgument, "the first message must be open")
 		}
 		s.passing.Add(1)
-		over = s.stream.Send(m) != nil // downwards hears why
+		over = s.stream.Send(m) != nil // downwards gets the reason
 		s.passing.Add(-1)
 	}
 }
 
-// downwards passes on what the session says until its exit code.
+// downwards passes the session's messages to the caller, until the exit code.
 func (s *execSession) downwards(ctx context.Context) error {
 	for {
 		m, err := s.stream.Recv()
@@ -197,8 +197,9 @@ func (s *execSession) write(ctx context.Context, within time.Duration, data []by
 	return s.ws.Write(ctx, websocket.MessageText, data)
 }
 
-// alive returns when the caller no longer answers, or ctx ends. It asks on while
-// an answer is due: the caller takes a gateway that says nothing for gone.
+// alive pings the caller and returns when it has not answered for s.patience, or
+// when ctx ends. It pings although an answer is due, because the caller in turn takes
+// a silent gateway for dead.
 func (s *execSession) alive(ctx context.Context) {
 	ticker := time.NewTicker(s.ping)
 	defer ticker.Stop()
@@ -223,7 +224,7 @@ func (s *execSession) alive(ctx context.Context) {
 	}
 }
 
-// end tells the caller why the session is over.
+// end sends the reason for which the session ends.
 func (s *execSession) end(ctx context.Context, why error) {
 	st := status.Convert(why)
 	var e execEnd
@@ -233,13 +234,12 @@ func (s *execSession) end(ctx context.Context, why error) {
 	}
 }
 
-// sameOrigin refuses a websocket that a page from elsewhere opens. Unlike fetch,
-// a websocket is not held to CORS by the browser, and a client certificate goes
-// along by itself.
+// sameOrigin refuses a websocket from a page of another origin. Browsers do not
+// apply CORS to websockets, and they send a client certificate unasked.
 func (g *Gateway) sameOrigin(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		origin := r.Header.Get("Origin")
-		if origin == "" { // no browser
+		if origin == "" { // not a browser
 			next.ServeHTTP(w, r)
 			return
 		}
@@ -249,14 +249,14 @@ func (g *Gateway) sameOrigin(next http.Handler) http.Handler {
 		}
 		u, err := url.Parse(origin)
 		if err != nil || u.Scheme != scheme || !strings.EqualFold(u.Host, r.Host) {
-			refuse(w, http.StatusForbidden, fmt.Sprintf("a page of %s asked for a session; only pages of %s://%s may", origin, scheme, r.Host))
+			refuse(w, http.StatusForbidden, fmt.Sprintf("a page of %s may not open a session; only pages of %s://%s may", origin, scheme, r.Host))
 			return
 		}
 		next.ServeHTTP(w, r)
 	})
 }
 
-// tokenOf makes a bearer token of the subprotocol that carries one.
+// tokenOf moves the bearer token from its subprotocol to the Authorization header.
 func tokenOf(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		for _, list := range r.Header.Values("Sec-WebSocket-Protocol") {

@@ -19,7 +19,7 @@ import (
 	"github.com/persys/compute/testbed/wire"
 )
 
-// execAt opens a websocket; header is name, value, name, value.
+// execAt opens a websocket. header alternates names and values.
 func execAt(ctx context.Context, url string, protocols []string, header ...string) (*websocket.Conn, *http.Response, error) {
 	o := &websocket.DialOptions{Subprotocols: protocols, HTTPHeader: http.Header{}}
 	for i := 0; i+1 < len(header); i += 2 {
@@ -28,7 +28,7 @@ func execAt(ctx context.Context, url string, protocols []string, header ...strin
 	return websocket.Dial(ctx, url, o)
 }
 
-// hear reads messages until the session is over.
+// hear reads messages until the session ends.
 func hear(ctx context.Context, t *testing.T, ws *websocket.Conn) (all []string) {
 	t.Helper()
 	for {
@@ -43,8 +43,8 @@ func hear(ctx context.Context, t *testing.T, ws *websocket.Conn) (all []string) 
 	}
 }
 
-// A session goes over a websocket, in the caller's name, and ends with its caller
-// and with the gateway.
+// TestExec: a session runs over a websocket under the caller's identity, and ends when
+// the caller leaves or the gateway closes.
 func TestExec(t *testing.T) {
 	s := startReplica(t, "s1", nil)
 	g := newGateway(t, nil, clusterOf("main", "", s))
@@ -80,9 +80,9 @@ func TestExec(t *testing.T) {
 	}
 	for _, c := range []struct{ fact, path, first, want string }{
 		{"an unknown workload", "/v1/workloads/gone/exec", open, `{"error":{"code":"NOT_FOUND","message":"workload gone"}}`},
-		{"a first message that opens nothing", "/v1/workloads/web/exec", `{"input":"aGVsbG8="}`, `{"error":{"code":"INVALID_ARGUMENT","message":"the first message must be open"}}`},
-		{"another workload than the path's", "/v1/workloads/web/exec", `{"open":{"workload_id":"db"}}`, `{"error":{"code":"INVALID_ARGUMENT","message":"workload_id: \"db\" is not the path's \"web\""}}`},
-		{"a field that nobody knows", "/v1/workloads/web/exec", `{"open":{"comand":["sh"]}}`, `unknown field`},
+		{"a first message that is not open", "/v1/workloads/web/exec", `{"input":"aGVsbG8="}`, `{"error":{"code":"INVALID_ARGUMENT","message":"the first message must be open"}}`},
+		{"a workload other than the path's", "/v1/workloads/web/exec", `{"open":{"workload_id":"db"}}`, `{"error":{"code":"INVALID_ARGUMENT","message":"workload_id: \"db\" is not the path's \"web\""}}`},
+		{"an unknown field", "/v1/workloads/web/exec", `{"open":{"comand":["sh"]}}`, `unknown field`},
 	} {
 		if got := hear(ctx, t, dial(srv.URL+c.path, c.first)); len(got) != 1 || !strings.Contains(got[0], c.want) {
 			t.Errorf("%s: %q, want %s", c.fact, got, c.want)
@@ -108,8 +108,8 @@ func TestExec(t *testing.T) {
 	_ = ws.CloseNow()
 }
 
-// A person who reads the output page by page takes nothing for a while, not even the
-// gateway's questions; one who takes nothing for too long is gone.
+// TestExecWaitsForAReader: a person who reads output page by page reads nothing for a while,
+// pings included, and the session goes on. Only a longer silence ends it.
 func TestExecWaitsForAReader(t *testing.T) {
 	s := startReplica(t, "s1", nil)
 	g := newGateway(t, nil, clusterOf("main", "", s))
@@ -133,7 +133,7 @@ func TestExecWaitsForAReader(t *testing.T) {
 	select {
 	case <-s.ended:
 		t.Error("the session of a slow reader was ended")
-	case <-time.After(4 * g.execPing): // of which none is answered
+	case <-time.After(4 * g.execPing): // no ping is answered
 	}
 	if err := ws.Write(ctx, websocket.MessageText, []byte(`{"end_input":true}`)); err != nil {
 		t.Fatal(err)
@@ -148,8 +148,8 @@ func TestExecWaitsForAReader(t *testing.T) {
 	_ = ws.CloseNow()
 }
 
-// wired gives s a websocket without any buffer: what one side writes waits until the
-// other reads it. The caller answers no question, and counts them.
+// wired gives s a websocket without buffers: a write waits until the other side reads. The
+// caller answers no ping, and counts them.
 func wired(t *testing.T, s *execSession, asked *atomic.Int32) *websocket.Conn {
 	t.Helper()
 	client := &http.Client{Transport: wire.Transport(func(w http.ResponseWriter, r *http.Request) {
@@ -167,13 +167,13 @@ func wired(t *testing.T, s *execSession, asked *atomic.Int32) *websocket.Conn {
 	return caller
 }
 
-// over is a session's stream of a command that has ended.
+// over is the stream of a session whose command has ended.
 type over struct{ clusterv1.Cluster_ExecClient }
 
 func (over) Send(*clusterv1.ExecRequest) error { return io.EOF }
 
-// A command that ends while its caller still sends (head) gets its output and its exit code through: what
-// cannot be passed on any more ends nothing.
+// TestExecEndsUnderInput: a command such as head ends while its caller still sends. Its output and exit code
+// arrive, and the input that can no longer be passed on is no error.
 func TestExecEndsUnderInput(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &execSession{stream: over{}, workload: "web"}
@@ -197,7 +197,7 @@ func TestExecEndsUnderInput(t *testing.T) {
 	})
 }
 
-// command is a session's stream that takes a message only when somebody reads it.
+// command is the stream of a session that takes a message only when the test reads it.
 type command struct {
 	clusterv1.Cluster_ExecClient
 	input chan *clusterv1.ExecRequest
@@ -205,9 +205,9 @@ type command struct {
 
 func (c command) Send(m *clusterv1.ExecRequest) error { c.input <- m; return nil }
 
-// A command that reads no input for long, and a caller that takes no output for a while,
-// hold up the answers and the questions of alive; that ends no session. Once nothing is on
-// its way, silence does.
+// TestExecWaitsForACommand: a command that reads no input, and a caller that reads no output,
+// delay pings and their answers. The session goes on as long as a message is being sent, and a
+// missing answer ends it afterwards.
 func TestExecWaitsForACommand(t *testing.T) {
 	for _, upwards := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
@@ -257,7 +257,7 @@ func TestExecWaitsForACommand(t *testing.T) {
 	}
 }
 
-// A caller whose line is always busy with its input answers no question, and is heard by what it sends.
+// TestExecHearsASender: a caller that sends without a pause answers no ping; its messages prove that it is alive.
 func TestExecHearsASender(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cmd, asked := command{input: make(chan *clusterv1.ExecRequest, 100)}, atomic.Int32{}
@@ -280,14 +280,14 @@ func TestExecHearsASender(t *testing.T) {
 			case <-time.After(execPatience / 4):
 			}
 		}
-		<-gone // once nothing is sent any more
+		<-gone // the caller has stopped sending
 		_ = caller.CloseNow()
 		_ = s.ws.CloseNow()
 		tasks.Wait()
 	})
 }
 
-// Who opens no session, and is told why before the upgrade.
+// TestExecIsRefused: a refusal comes before the upgrade and says why.
 func TestExecIsRefused(t *testing.T) {
 	s := startReplica(t, "s1", nil)
 	g := newGateway(t, nil, clusterOf("main", "", s))
@@ -302,12 +302,12 @@ func TestExecIsRefused(t *testing.T) {
 		status int
 		want   string
 	}{
-		{"no websocket", host, nil, 426, execProtocol},
-		{"a page from elsewhere", host, append([]string{"Origin", "https://evil.example"}, upgrade...), 403, "evil.example"},
+		{"not a websocket", host, nil, 426, execProtocol},
+		{"a page of another origin", host, append([]string{"Origin", "https://evil.example"}, upgrade...), 403, "evil.example"},
 		{"a page without an origin", host, append([]string{"Origin", "null"}, upgrade...), 403, "null"},
-		{"this host by another scheme", host, append([]string{"Origin", "https://" + host}, upgrade...), 403, "https://" + host},
-		{"a name that its owner points here", "evil.example", append([]string{"Origin", "http://evil.example"}, upgrade...), 403, "without TLS"},
-		{"a token that is none", host, []string{"Sec-WebSocket-Protocol", tokenProtocol + "a/b"}, 400, "base64url"},
+		{"this host with another scheme", host, append([]string{"Origin", "https://" + host}, upgrade...), 403, "https://" + host},
+		{"a foreign name that resolves to this gateway", "evil.example", append([]string{"Origin", "http://evil.example"}, upgrade...), 403, "without TLS"},
+		{"a malformed token", host, []string{"Sec-WebSocket-Protocol", tokenProtocol + "a/b"}, 400, "base64url"},
 	} {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, srv.URL+"/v1/workloads/web/exec", nil)
 		if err != nil {

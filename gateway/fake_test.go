@@ -25,7 +25,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// replicaServer is one scheduler as far as a gateway sees it.
+// replicaServer is a scheduler with fixed answers.
 type replicaServer struct {
 	controlv1.UnimplementedAgentControlServer
 	clusterv1.UnimplementedClusterServer
@@ -33,9 +33,9 @@ type replicaServer struct {
 	leader   atomic.Value // id
 	grpc     *grpc.Server
 
-	ended  chan string        // workloads whose sessions are over
-	gaveUp chan error         // how calls ended that nobody answered
-	given  chan time.Duration // and how long each of them was given, 0 for no end
+	ended  chan string        // workloads whose sessions have ended
+	gaveUp chan error         // context errors of calls that were not answered
+	given  chan time.Duration // time until the deadline of each of those calls, 0 for none
 
 	mu    sync.Mutex
 	calls []string
@@ -105,7 +105,7 @@ func (s *replicaServer) GetWorkload(ctx context.Context, r *controlv1.GetWorkloa
 	case "gone":
 		return nil, status.Errorf(codes.NotFound, "workload %q not found", r.GetWorkloadId())
 	case "noleader":
-		// Another replica's refusal is not worth a retry here.
+		// A reason that package dial does not retry.
 		return nil, dial.Error(codes.Unavailable, dial.ReasonNoAgent, "no agent")
 	case "late":
 		return nil, status.Error(codes.DeadlineExceeded, "too late")
@@ -155,15 +155,15 @@ func (s *replicaServer) SetMode(context.Context, *clusterv1.SetModeRequest) (*cl
 	return &clusterv1.SetModeResponse{Mode: "normal"}, nil
 }
 
-// CollectGarbage tells how long it was given.
+// CollectGarbage sends the time until its deadline to given.
 func (s *replicaServer) CollectGarbage(ctx context.Context, _ *clusterv1.CollectGarbageRequest) (*clusterv1.CollectGarbageResponse, error) {
 	end, _ := ctx.Deadline()
 	s.given <- time.Until(end)
 	return &clusterv1.CollectGarbageResponse{}, nil
 }
 
-// Exec opens, says who asks for what, gives input back, and ends with exit code 7
-// at the end of the input; "stay" is the caller to end.
+// Exec opens, prints the command and the caller, echoes input, and ends with exit code
+// 7 at the end of input. The workload "stay" ends only when the caller leaves.
 func (s *replicaServer) Exec(stream clusterv1.Cluster_ExecServer) error {
 	m, err := stream.Recv()
 	if err != nil {
@@ -199,8 +199,8 @@ func (s *replicaServer) Exec(stream clusterv1.Cluster_ExecServer) error {
 	}
 }
 
-// Events sends three events after the one asked for, then, if told to follow,
-// stays silent.
+// Events sends three events after the requested one. With follow it then stays open
+// and silent.
 func (s *replicaServer) Events(r *clusterv1.EventsRequest, out clusterv1.Cluster_EventsServer) error {
 	if r.GetWorkloadId() == "gone" {
 		return status.Error(codes.NotFound, "workload gone")
@@ -219,7 +219,7 @@ func (s *replicaServer) Events(r *clusterv1.EventsRequest, out clusterv1.Cluster
 	return nil
 }
 
-// newGateway is a gateway without TLS in front of some clusters.
+// newGateway makes a gateway without TLS for some clusters.
 func newGateway(t *testing.T, change func(*Options), clusters ...Cluster) *Gateway {
 	t.Helper()
 	opt := Options{

@@ -16,8 +16,8 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// FuzzWebhook: anybody may post to the public port. Only what is signed with the
-// secret of its repository is taken.
+// FuzzWebhook: the public port accepts only deliveries that are signed with the secret
+// of their repository.
 func FuzzWebhook(f *testing.F) {
 	const secret = "hush"
 	rc := newReceiver(Webhook{Forward: "http://127.0.0.1:1", Secrets: map[string]string{"a/b": secret, "a/none": ""}}, slog.New(slog.DiscardHandler))
@@ -44,7 +44,7 @@ func FuzzWebhook(f *testing.F) {
 	})
 }
 
-// FuzzBody: the body of a request, and a message of a session's websocket.
+// FuzzBody feeds the decoders of request bodies and of websocket messages.
 func FuzzBody(f *testing.F) {
 	f.Add([]byte(`{"workload_id":"web","spec":{"type":"container","container":{"image":"x"}}}`))
 	f.Add([]byte(`{"spec":{"vm":{"vcpus":-1}},"unknown":[{}]}`))

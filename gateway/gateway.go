@@ -25,30 +25,31 @@ import (
 	"github.com/persys/compute/rpc/limits"
 )
 
-// Options say whom a gateway serves and how it reaches the schedulers.
+// Options configure a gateway.
 type Options struct {
-	// Clusters in any order, at least one; their ids differ.
+	// Clusters are those to serve, in any order: at least one, with distinct ids.
 	Clusters []Cluster
-	// Default is the cluster of requests that name none; "" means the first in
-	// id order.
+	// Default is the id of the cluster for requests that name none; "" is the
+	// first in the order of ids.
 	Default string
 	// Dial opens a connection to schedulers.
 	Dial Dialer
 	// TLS identifies callers by their certificates; nil means -insecure: every
 	// caller is the anonymous admin.
 	TLS *pki.Files
-	// Tokens, when set, judges bearer tokens.
+	// Tokens verifies bearer tokens; nil refuses them.
 	Tokens *Tokens
-	// Webhook receives deliveries; its zero value refuses them.
+	// Webhook configures the receiver; its zero value refuses deliveries.
 	Webhook Webhook
-	// ProbeInterval is the time between looks at the schedulers, default 15 s.
+	// ProbeInterval is the time between health probes of the schedulers, default 15 s.
 	ProbeInterval time.Duration
-	// CallTimeout is the deadline of one call, default 20 s; streams have none, and slow ones slowLimit.
+	// CallTimeout is the deadline of one call, default 20 s. Streams have none, and the calls of
+	// slow have slowLimit.
 	CallTimeout time.Duration
-	// ProxyScheduler and ProxyEnabled are only shown by /health.
+	// ProxyScheduler and ProxyEnabled have no effect but to be shown by /health.
 	ProxyScheduler string
 	ProxyEnabled   bool
-	// Limits of each host's requests.
+	// Limits bound the requests of one host.
 	Limits limits.Limits
 	// Schema is the JSON Schema of a specification file, served at
 	// /schema/workload.json; nil serves none.
@@ -57,26 +58,26 @@ type Options struct {
 	Log      *slog.Logger
 }
 
-// Gateway is the HTTP face of some clusters. Create it with New, serve its
-// handlers, and Close it.
+// Gateway serves clusters over HTTP. Create it with New, serve its handlers, run
+// Run, and Close it.
 type Gateway struct {
 	opt      Options
 	backends []*backend // in id order
-	first    *backend   // the default
+	first    *backend   // of requests that name no cluster
 	hooks    *receiver
 	metrics  metrics
 	hosts    *limits.Peers
 	control  controlv1.AgentControlClient
 	handler  http.Handler
-	sessions sync.WaitGroup // in workloads; their connections are no longer the server's
+	sessions sync.WaitGroup // exec sessions; the HTTP server no longer knows their connections
 	ctx      context.Context
 	cancel   context.CancelFunc
 
 	execPing, execPatience time.Duration
 }
 
-// New prepares a gateway; errors are about the options only. Nothing is probed
-// before Run.
+// New prepares a gateway. Its error is about the options; no scheduler is
+// contacted before Run or the first request.
 func New(ctx context.Context, opt Options) (*Gateway, error) {
 	if len(opt.Clusters) == 0 {
 		return nil, errors.New("no cluster is configured: set PERSYS_SCHEDULER_ADDR, PERSYS_SCHEDULER_DISCOVERY, scheduler.clusters or prow.discovery_domain")
@@ -139,7 +140,7 @@ func (g *Gateway) add(c Cluster) error {
 	return nil
 }
 
-// Close ends every call and waits for what runs behind them.
+// Close ends every call and waits for the goroutines.
 func (g *Gateway) Close() {
 	g.cancel()
 	g.sessions.Wait()
@@ -167,10 +168,10 @@ func (g *Gateway) find(id string) *backend {
 	return nil
 }
 
-// Handler serves the API listener.
+// Handler returns the handler of the API listener.
 func (g *Gateway) Handler() http.Handler { return g.handler }
 
-// Public serves the public listener: a greeting, webhooks and metrics.
+// Public returns the handler of the public listener: a greeting, webhooks and metrics.
 func (g *Gateway) Public() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
@@ -185,8 +186,8 @@ func (g *Gateway) scrape() http.Handler {
 	return promhttp.HandlerFor(g.opt.Registry, promhttp.HandlerOpts{MaxRequestsInFlight: 8, Timeout: 10 * time.Second})
 }
 
-// outermost is around everything: the service header, the limit on bodies, a
-// panic that stays the matter of one request, and the counters.
+// outermost wraps all routes of a listener: it sets the service header, limits
+// the body, turns a panic into status 500 and counts requests.
 func (g *Gateway) outermost(listener string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Service-Name", "persys-gateway")
@@ -194,7 +195,7 @@ func (g *Gateway) outermost(listener string, next http.Handler) http.Handler {
 		seen := &observed{ResponseWriter: w, status: http.StatusOK}
 		start := time.Now()
 		defer func() {
-			// The server's own way to end a response; it is no failure of ours.
+			// http.ErrAbortHandler is how a handler aborts its response; it is no fault.
 			if p := recover(); p != nil && p != http.ErrAbortHandler {
 				g.opt.Log.Error("panic in a request", "method", r.Method, "path", r.URL.Path, "panic", p, "stack", string(debug.Stack()))
 				if !seen.wrote {
@@ -219,12 +220,12 @@ func (g *Gateway) outermost(listener string, next http.Handler) http.Handler {
 	})
 }
 
-// observed remembers the status and the size of an answer.
+// observed records the status and the size of a response.
 type observed struct {
 	http.ResponseWriter
 	status int
 	wrote  bool
-	bytes  int64 // of the body
+	bytes  int64 // size of the body
 }
 
 func (o *observed) WriteHeader(status int) {
@@ -241,7 +242,7 @@ func (o *observed) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// Flush is for streams.
+// Flush implements http.Flusher, which streams need.
 func (o *observed) Flush() {
 	if f, ok := o.ResponseWriter.(http.Flusher); ok {
 		f.Flush()
@@ -250,11 +251,14 @@ func (o *observed) Flush() {
 
 func (o *observed) Unwrap() http.ResponseWriter { return o.ResponseWriter }
 
-// origins answers browsers. With TLS any origin may ask, as the contract has it,
-// but change something only with a bearer token: a client certificate goes along
-// by itself, so a page from elsewhere would act in its visitor's name. Under
-// -insecure every caller is an admin, so a page from elsewhere must not reach it,
-// neither across origins nor through a name that its owner points at loopback.
+// origins decides which web pages may use the API.
+//
+// With TLS, pages of any origin may read, as the contract requires, but they may
+// change something only with a bearer token: browsers send a client certificate
+// with every request, so a foreign page could act in its visitor's name.
+//
+// Under -insecure every caller is an admin, so foreign pages get nothing: neither
+// across origins nor through a host name that resolves to loopback.
 func (g *Gateway) origins(next http.Handler) http.Handler {
 	own := http.NewCrossOriginProtection()
 	if g.opt.TLS == nil {
@@ -283,15 +287,15 @@ func (g *Gateway) origins(next http.Handler) http.Handler {
 	})
 }
 
-// ownName reports a host that nobody else can point here: an IP address, localhost, or none, which no
-// browser says.
+// ownName reports whether no other party can make the host resolve to this gateway: an IP address,
+// localhost, or no host, which browsers never send.
 func ownName(host string) bool {
 	host = hostOf(host)
 	return host == "" || host == "localhost" || net.ParseIP(strings.Trim(host, "[]")) != nil
 }
 
 func namedHost(host string) string {
-	return fmt.Sprintf("the host %q is a name that anybody could point here; without TLS, browsers and whatever comes over loopback ask for localhost or an IP address", hostOf(host))
+	return fmt.Sprintf("the host %q could be made to resolve to this gateway by anybody; without TLS, use localhost or an IP address in its place", hostOf(host))
 }
 
 func overLoopback(r *http.Request) bool {
@@ -299,8 +303,8 @@ func overLoopback(r *http.Request) bool {
 	return ok && at.IP.IsLoopback()
 }
 
-// fromBrowser goes by several marks: to a plain http address that is not loopback's
-// own, browsers send no Sec-Fetch-Site, and with a read no Origin.
+// fromBrowser looks at several headers: over plain HTTP to other hosts than
+// loopback browsers send no Sec-Fetch-Site, and no Origin with a read.
 func fromBrowser(r *http.Request) bool {
 	h := r.Header
 	return h.Get("Sec-Fetch-Site") != "" || h.Get("Origin") != "" || h.Get("Referer") != "" || strings.HasPrefix(h.Get("User-Agent"), "Mozilla/")
@@ -313,7 +317,7 @@ func hostOf(host string) string {
 	return host
 }
 
-// known asks who calls and for which cluster, and bounds the call.
+// known identifies the caller and the cluster of a request, and passes both on in the context.
 func (g *Gateway) known(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		who, err := g.identify(r)
@@ -322,9 +326,9 @@ func (g *Gateway) known(next http.Handler) http.Handler {
 			return
 		}
 		if who.from, _, err = net.SplitHostPort(r.RemoteAddr); err != nil {
-			who.from = "" // it is in this form always, but in tests
+			who.from = "" // only tests have addresses of another form
 		}
-		// Others are the schedulers' to judge; what gRPC cannot carry does not get there.
+		// Schedulers check the key; characters that gRPC metadata cannot carry are refused here.
 		if key := r.Header.Get("Idempotency-Key"); strings.ContainsFunc(key, func(c rune) bool { return c < ' ' || c > '~' }) {
 			refuse(w, http.StatusBadRequest, fmt.Sprintf("Idempotency-Key %q must be a UUID of version 7", key))
 			return
@@ -344,7 +348,7 @@ func (g *Gateway) known(next http.Handler) http.Handler {
 	})
 }
 
-// session is the key of sticky routing.
+// session returns the key of sticky routing: the session header, the cookie, the token's hash or the host.
 func session(r *http.Request) string {
 	if s := r.Header.Get("X-Persys-Session"); s != "" {
 		return s

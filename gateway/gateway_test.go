@@ -39,7 +39,7 @@ func ask(h http.Handler, method, target, body string, headers ...string) *httpte
 	return w
 }
 
-// compact removes what protojson varies on purpose: spaces outside of strings.
+// compact removes spaces outside of strings, which protojson varies at random.
 func compact(s string) string {
 	var v any
 	if json.Unmarshal([]byte(s), &v) != nil {
@@ -52,8 +52,8 @@ func compact(s string) string {
 	return string(out)
 }
 
-// The routes, statuses and bodies of contract/gateway-rest.md, as legacy v1 CLIs
-// use them, and /v1.
+// TestRoutes holds the routes, statuses and bodies of contract/gateway-rest.md, as legacy v1
+// CLIs use them, and those of /v1.
 func TestRoutes(t *testing.T) {
 	s := startReplica(t, "s1", nil)
 	g := newGateway(t, nil, clusterOf("main", "", s))
@@ -104,7 +104,7 @@ func TestRoutes(t *testing.T) {
 		{"DELETE", "/v1/workloads/web?force=true", "", 200, `{"success":true}`},
 		{"GET", "/clusters/main/v1/summary", "", 200, `{"total_nodes":3}`},
 		{"POST", "/v1/mode", `{"mode":"normal"}`, 200, `{"mode":"normal"}`},
-		{"POST", "/v1/nodes/n1/cordon", `{"on":true}`, 501, ""}, // this replica's, not ours
+		{"POST", "/v1/nodes/n1/cordon", `{"on":true}`, 501, ""}, // the replica's answer
 	} {
 		w := ask(g.Handler(), c.method, c.path, c.body)
 		name := c.method + " " + c.path
@@ -136,7 +136,7 @@ func TestRoutes(t *testing.T) {
 		t.Errorf("the idempotency key went along as %q", got)
 	}
 	s.mu.Unlock()
-	for _, key := range []string{"schlüssel", "a\tb", "\xff"} { // as headers, and not as metadata
+	for _, key := range []string{"schlüssel", "a\tb", "\xff"} { // valid in a header, not in gRPC metadata
 		if w := ask(g.Handler(), "POST", "/v1/workloads/web/retry", `{}`, "Idempotency-Key", key); w.Code != 400 || !strings.Contains(w.Body.String(), "must be a UUID of version 7") {
 			t.Errorf("Idempotency-Key %q: %d %s", key, w.Code, w.Body)
 		}
@@ -158,7 +158,7 @@ func TestRoutes(t *testing.T) {
 	}
 }
 
-// Every call of the API has a route, or a reason to have none.
+// TestEveryCallHasARoute: each gRPC method has a route, or is listed with the reason for which it has none.
 func TestEveryCallHasARoute(t *testing.T) {
 	without := map[string]string{
 		"persys.control.v1.AgentControl.RegisterNode":  "agents speak gRPC",
@@ -212,7 +212,7 @@ func TestEvents(t *testing.T) {
 	s := startReplica(t, "s1", nil)
 	g := newGateway(t, nil, clusterOf("main", "", s))
 	srv := httptest.NewServer(g.Handler())
-	t.Cleanup(srv.Close) // after the bodies below
+	t.Cleanup(srv.Close) // runs after the bodies below are closed
 	get := func(path string, headers ...string) *http.Response {
 		t.Helper()
 		r, err := http.NewRequestWithContext(t.Context(), "GET", srv.URL+path, nil)
@@ -242,7 +242,7 @@ func TestEvents(t *testing.T) {
 	if resp.Header.Get("Content-Type") != "text/event-stream" || strings.Count(got, "data: {") != 3 || !strings.HasPrefix(got, "id: 1\ndata: {") || !strings.HasSuffix(got, "}\n\n") {
 		t.Errorf("%v\n%q", resp.Header, got)
 	}
-	// A browser that comes back says where it was.
+	// A client that reconnects sends the id of its last event.
 	if got := text(get("/v1/events", "Accept", "text/event-stream", "Last-Event-ID", "7")); !strings.HasPrefix(got, "id: 8\n") {
 		t.Errorf("after 7: %q", got)
 	}
@@ -252,11 +252,11 @@ func TestEvents(t *testing.T) {
 	if resp := get("/v1/events?workload_id=gone", "Accept", "text/event-stream"); resp.StatusCode != http.StatusNotFound {
 		t.Errorf("a stream that fails at once: %s", resp.Status)
 	}
-	// Without the wish for events: one JSON object per line.
+	// Without Accept: text/event-stream, one JSON object per line.
 	if got := text(get("/v1/events")); strings.Count(got, "\n") != 3 || !strings.HasPrefix(got, `{"result":{`) {
 		t.Errorf("lines: %q", got)
 	}
-	// It is live: what was sent can be read while the stream goes on.
+	// Events can be read while the stream is open.
 	live := bufio.NewReader(get("/v1/events?follow=true", "Accept", "text/event-stream").Body)
 	for _, want := range []string{"id: 1\n", "data: {"} {
 		if line, err := live.ReadString('\n'); err != nil || !strings.HasPrefix(line, want) {
@@ -265,8 +265,8 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// A stream that takes so long to open that it has begun to say that it lives still tells
-// why it ends: an empty one would be taken for all there is.
+// TestEventsThatCannotBeOpened: a call that takes long gets comments, and with them status 200. If it
+// then fails, the stream ends with an event of its error; an empty one would look complete.
 func TestEventsThatCannotBeOpened(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nobody := func(ctx context.Context, _ string) (net.Conn, error) { <-ctx.Done(); return nil, ctx.Err() }
@@ -328,7 +328,7 @@ func TestRouting(t *testing.T) {
 	if len(seen) < 2 {
 		t.Errorf("seven workloads were all asked of the same replica")
 	}
-	// A replica that is gone costs a session nothing.
+	// Requests of a session go on when its replica is gone.
 	a.grpc.Stop()
 	for _, id := range []string{"a", "b", "c", "d", "e", "f", "g"} {
 		if w := ask(g.Handler(), "GET", "/clusters/two/workloads/"+id, ""); w.Code != 200 {
@@ -350,7 +350,7 @@ func TestRouting(t *testing.T) {
 	}
 }
 
-// TestStreamOutlivesItsRing: when the set of schedulers changes, what was opened before goes on.
+// TestStreamOutlivesItsRing: an open stream goes on when the set of schedulers changes.
 func TestStreamOutlivesItsRing(t *testing.T) {
 	r := startReplica(t, "s1", nil)
 	connect := func() *dial.Conn {
@@ -406,8 +406,8 @@ func TestStreamOutlivesItsRing(t *testing.T) {
 	}
 }
 
-// Gateways may be made and used side by side in one process, and each refuses
-// parameters that it does not know. The race detector has the last word.
+// TestGatewaysSideBySide: several gateways in one process refuse unknown parameters. The parser of
+// parameters is global to the library, so the race detector must see no fault.
 func TestGatewaysSideBySide(t *testing.T) {
 	s := startReplica(t, "s1", nil)
 	var all sync.WaitGroup
@@ -424,14 +424,14 @@ func TestGatewaysSideBySide(t *testing.T) {
 	all.Wait()
 }
 
-// TestCallersAreTold: a call says for whom it is made where a certificate says it, and to
-// which namespaces a token's groups narrow it.
+// TestCallersAreTold: a call carries the identity of its caller's certificate or token, and the
+// namespaces that restrict it.
 func TestCallersAreTold(t *testing.T) {
 	for name, x := range map[string]struct {
 		c    caller
 		want map[string]string
 	}{
-		"nobody in particular": {caller{name: "x", role: Operator, from: "10.0.0.1"}, nil},
+		"a caller without an identity": {caller{name: "x", role: Operator, from: "10.0.0.1"}, nil},
 		"a certificate": {
 			caller{name: "ada", role: Operator, identity: "persys://c1/user/ada", issued: time.Unix(1, 2), from: "10.0.0.1"},
 			map[string]string{dial.KeyOnBehalf: "persys://c1/user/ada", dial.KeyIssued: "1000000002", dial.KeyFrom: "10.0.0.1"},
@@ -453,7 +453,7 @@ func TestCallersAreTold(t *testing.T) {
 	}
 }
 
-// TestTokenUser: who a token speaks of is printable, and cannot be taken for an identity.
+// TestTokenUser: the user of a token is printable, and does not look like the identity of a certificate.
 func TestTokenUser(t *testing.T) {
 	for _, x := range [][3]string{
 		{"https://idp.example.com/realms/x", "ada", "oidc:https://idp.example.com/realms/x#ada"},
@@ -474,7 +474,7 @@ func TestPanicStaysInItsRequest(t *testing.T) {
 	}
 }
 
-// Without TLS every caller is an admin, so other sites' pages must not be one.
+// TestBrowsersFromElsewhere: without TLS every caller is an admin, so pages of other sites are refused.
 func TestBrowsersFromElsewhere(t *testing.T) {
 	g := newGateway(t, nil, clusterOf("main", "", startReplica(t, "s1", nil)))
 	for _, c := range []struct {
@@ -485,10 +485,10 @@ func TestBrowsersFromElsewhere(t *testing.T) {
 		{"a CLI", "POST", "gateway.example:8551", nil, 200},
 		{"our own page", "POST", "127.0.0.1:8551", []string{"Sec-Fetch-Site", "same-origin", "Origin", "http://127.0.0.1:8551"}, 200},
 		{"another site", "POST", "127.0.0.1:8551", []string{"Sec-Fetch-Site", "cross-site", "Origin", "https://evil.example"}, 403},
-		{"a name that points here", "GET", "evil.example:8551", []string{"Sec-Fetch-Site", "same-origin"}, 403},
-		{"its form, without Fetch Metadata", "POST", "evil.example:8551", []string{"Origin", "http://evil.example:8551"}, 403},
-		{"its read", "GET", "evil.example:8551", []string{"User-Agent", "Mozilla/5.0 (X11; Linux x86_64)"}, 403},
-		{"its read, with a referrer", "GET", "evil.example:8551", []string{"Referer", "http://evil.example:8551/"}, 403},
+		{"a foreign name that resolves to this gateway", "GET", "evil.example:8551", []string{"Sec-Fetch-Site", "same-origin"}, 403},
+		{"a form of that name, without Fetch Metadata", "POST", "evil.example:8551", []string{"Origin", "http://evil.example:8551"}, 403},
+		{"a read of that name", "GET", "evil.example:8551", []string{"User-Agent", "Mozilla/5.0 (X11; Linux x86_64)"}, 403},
+		{"a read of that name, with a referrer", "GET", "evil.example:8551", []string{"Referer", "http://evil.example:8551/"}, 403},
 	} {
 		path := "/workloads/web/retry"
 		if c.method == "GET" {
@@ -502,7 +502,7 @@ func TestBrowsersFromElsewhere(t *testing.T) {
 			t.Errorf("%s: any origin may read it", c.name)
 		}
 	}
-	// Over loopback the name alone counts: a page may hide the marks of its browser.
+	// Over loopback the name alone decides: a page can leave out the headers of its browser.
 	srv := httptest.NewServer(g.Handler())
 	defer srv.Close()
 	defer srv.Client().CloseIdleConnections()
@@ -523,8 +523,8 @@ func TestBrowsersFromElsewhere(t *testing.T) {
 	}
 }
 
-// TestPagesOfOtherOrigins: with certificates or tokens a page from anywhere may use every
-// method that a route of /v1 has; a browser asks before it sends one.
+// TestPagesOfOtherOrigins: with TLS, CORS allows pages of every origin each method that a route of /v1
+// has. A browser asks before it sends one.
 func TestPagesOfOtherOrigins(t *testing.T) {
 	g := newGateway(t, func(o *Options) { o.TLS = &pki.Files{} }, clusterOf("main", "", startReplica(t, "s1", nil)))
 	w := ask(g.Handler(), "OPTIONS", "/v1/namespaces/shop", "", "Origin", "https://elsewhere.example", "Access-Control-Request-Method", "PUT")
@@ -569,7 +569,7 @@ func TestBadOptions(t *testing.T) {
 	}
 }
 
-// What a workload or node is called makes no stream of a call, which would have no deadline.
+// TestWhatIsAStream: the id of a workload or node does not make a call a stream, which would have no deadline.
 func TestWhatIsAStream(t *testing.T) {
 	for path, want := range map[string]bool{"/v1/workloads/web/logs": true, "/v1/workloads/logs/logs": true, "/v1/workloads/logs": false, "/v1/nodes/logs": false} {
 		if got := streams(httptest.NewRequest("GET", path, nil)); got != want {

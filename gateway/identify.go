@@ -20,7 +20,7 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// identify says who makes a request: the holder of a bearer token, else of a
+// identify returns the caller of a request, by its bearer token or else by its
 // client certificate.
 func (g *Gateway) identify(r *http.Request) (caller, error) {
 	if g.opt.TLS == nil {
@@ -41,7 +41,7 @@ func (g *Gateway) identify(r *http.Request) (caller, error) {
 	}
 	c := caller{name: id.String()}
 	if id.Role == pki.RoleUser {
-		// What a user is of whom no more is known; see caller.role.
+		// The schedulers know the role better; see caller.role.
 		c.role, c.identity, c.issued = Operator, id.String(), pki.IssueTime(r.TLS.PeerCertificates[0], id)
 		if id.IsAdmin() {
 			c.role = Admin
@@ -50,7 +50,7 @@ func (g *Gateway) identify(r *http.Request) (caller, error) {
 	return c, nil
 }
 
-// unknown answers a request whose caller could not be identified.
+// unknown answers a request without an identity: 401, or 503 while tokens cannot be verified.
 func unknown(w http.ResponseWriter, err error) {
 	if errors.Is(err, errNoIssuer) {
 		w.Header().Set("Retry-After", "10")
@@ -71,39 +71,39 @@ func bearer(r *http.Request) string {
 	return ""
 }
 
-// Tokens judges OIDC bearer tokens: signature by the issuer's published keys,
-// issuer, audience and expiry, then the role from a claim.
+// Tokens verifies OIDC bearer tokens: the signature with the issuer's published
+// keys, the issuer, the audience and the expiry. The role comes from a claim.
 type Tokens struct {
 	opt      TokenOptions
 	verifier atomic.Pointer[oidc.IDTokenVerifier] // nil until the issuer has answered
 	roles    map[string]Role                      // claim value to role
-	// spaces are the namespaces that a claim value gives, and confines to.
+	// spaces are the namespaces that a claim value restricts its caller to.
 	spaces map[string][]string
 }
 
 // TokenOptions configure Tokens.
 type TokenOptions struct {
 	Issuer   string            // URL; its /.well-known/openid-configuration is read
-	Audience string            // the client id that tokens must be for
+	Audience string            // client id that tokens must name as their audience
 	Claim    string            // default "groups": a string or a list of strings
 	Roles    map[string]string // claim value to viewer, operator or admin
-	// Namespaces are claim values to namespaces, several with + between them. Who has one of
-	// these acts only in the namespaces of all that it has; an admin acts everywhere.
+	// Namespaces maps claim values to namespaces, several with + between them. A caller with
+	// such values acts only in the namespaces of all its values; an admin acts everywhere.
 	Namespaces map[string]string
 	Client     *http.Client // default http.DefaultClient
 	Log        *slog.Logger
 }
 
-// errNoIssuer is about the gateway, not about who asks.
-var errNoIssuer = errors.New("no bearer token can be judged yet: the issuer has not answered; use a client certificate, or try again")
+// errNoIssuer is a fault of the gateway's surroundings and not of the caller.
+var errNoIssuer = errors.New("bearer tokens cannot be verified yet, because their issuer has not answered: use a client certificate, or try again")
 
-// NewTokens asks the issuer for its keys' address; where it does not answer, Run asks on.
-// The keys are fetched and renewed as tokens need them.
+// NewTokens reads the issuer's configuration; if the issuer does not answer, Run goes on
+// trying. Keys are fetched and renewed as tokens need them.
 func NewTokens(ctx context.Context, opt TokenOptions) (*Tokens, error) {
 	opt.Claim, opt.Log = cmp.Or(opt.Claim, "groups"), cmp.Or(opt.Log, slog.New(slog.DiscardHandler))
 	t := &Tokens{opt: opt, roles: map[string]Role{}, spaces: map[string][]string{}}
 	if opt.Audience == "" {
-		return nil, errors.New("auth.oidc.audience must be set: a token for another service must not do here")
+		return nil, errors.New("auth.oidc.audience must be set, so that tokens for other services are rejected")
 	}
 	for value, name := range opt.Roles {
 		role, err := ParseRole(name)
@@ -144,7 +144,7 @@ func (t *Tokens) discover(ctx context.Context) error {
 	return nil
 }
 
-// Run asks an issuer that has not answered until it does, and ends with ctx.
+// Run reads the issuer's configuration until it has answered, and returns when ctx ends.
 func (t *Tokens) Run(ctx context.Context) {
 	said := ""
 	for pause := time.Second; t.verifier.Load() == nil; pause = min(2*pause, 30*time.Second) {
@@ -155,10 +155,10 @@ func (t *Tokens) Run(ctx context.Context) {
 		}
 		switch err := t.discover(ctx); {
 		case err == nil:
-			t.opt.Log.Info("the issuer of bearer tokens has answered; they are taken", "issuer", t.opt.Issuer)
+			t.opt.Log.Info("the issuer of bearer tokens has answered: tokens are accepted now", "issuer", t.opt.Issuer)
 		case ctx.Err() == nil && err.Error() != said:
 			said = err.Error()
-			t.opt.Log.Warn("bearer tokens are not taken until their issuer answers; trying on", "err", err)
+			t.opt.Log.Warn("bearer tokens are refused until their issuer answers; it is tried again", "err", err)
 		}
 	}
 	<-ctx.Done()
@@ -201,20 +201,20 @@ func (t *Tokens) judge(ctx context.Context, token string) (caller, error) {
 	return c, nil
 }
 
-// tokenUser is who a token speaks of, as the cluster's history names it.
+// tokenUser is the name of a token's user in the cluster's history: oidc:ISSUER#SUBJECT.
 func tokenUser(issuer, subject string) string {
 	u, err := url.Parse(issuer)
 	if err != nil || subject == "" {
-		return "" // of no use; the provider's address was read from there
+		return "" // NewTokens has parsed the issuer, so only the subject can be empty
 	}
 	u.Fragment = subject
 	return "oidc:" + u.String()
 }
 
-// protoError is what protojson says about a body, without its prefix.
+// protoError is the message of a protojson error, without its prefix.
 func protoError(err error) string {
 	text := status.Convert(err).Message()
-	// The library varies a space on purpose, so that nobody compares its text.
+	// The library varies a space at random, to keep programs from comparing its text.
 	text = strings.ReplaceAll(text, "\u00a0", " ")
 	return strings.TrimPrefix(text, "proto: ")
 }

@@ -11,10 +11,9 @@ import (
 	"github.com/persys/compute/telemetry"
 )
 
-// metrics are the names that existing boards query (contract/semantics.md section
-// 15). What a caller chooses never becomes a label: url is the route's pattern,
-// not the path, and host is the listener, not the header, so the number of series
-// has a bound.
+// metrics have the names that existing dashboards query (contract/semantics.md,
+// section 15). Labels hold no text of the caller, so the number of series is bounded:
+// url is the pattern of the route, and host the listener.
 type metrics struct {
 	*telemetry.Set
 
@@ -24,8 +23,8 @@ type metrics struct {
 	sent     prometheus.Summary
 }
 
-// Metrics lists what a gateway exports, Go's and the process's own collectors
-// aside.
+// Metrics lists the gateway's metrics, without the collectors of Go and of the
+// process.
 func Metrics() []telemetry.Metric { return newMetrics().Metrics() }
 
 func newMetrics() metrics {
@@ -33,11 +32,11 @@ func newMetrics() metrics {
 	return metrics{
 		Set: s,
 		requests: s.Counters("requests_total",
-			"HTTP requests; handler is the route's family, host the listener (api, public), url the route's pattern.",
+			"HTTP requests; handler is the first segment of the route, host the listener (api, public), url the pattern of the route.",
 			"code", "method", "handler", "host", "url"),
-		seconds: s.Histograms("request_duration_seconds", "Time from the request to the end of its answer; streams last as long as they are read.",
+		seconds: s.Histograms("request_duration_seconds", "Time from a request to the end of its response; for streams this is as long as they are read.",
 			prometheus.ExponentialBuckets(0.0005, 2, 16), "code", "method", "url"),
-		received: s.Summary("request_size_bytes", "Bytes of request bodies, as announced."),
+		received: s.Summary("request_size_bytes", "Bytes of request bodies, by Content-Length."),
 		sent:     s.Summary("response_size_bytes", "Bytes of response bodies."),
 	}
 }
@@ -56,7 +55,7 @@ func (m metrics) observe(r *http.Request, listener string, o *observed, took tim
 	m.sent.Observe(float64(o.bytes))
 }
 
-// route is a pattern's path; "other" where no route matched.
+// route is the path of a pattern; "other" when no route matched.
 func route(pattern string) string {
 	if _, path, ok := strings.Cut(pattern, " "); ok {
 		pattern = path
@@ -67,7 +66,7 @@ func route(pattern string) string {
 	return pattern
 }
 
-// family is the first segment of a route.
+// family is the first segment of a route; "root" for /.
 func family(url string) string {
 	first, _, _ := strings.Cut(strings.TrimPrefix(url, "/"), "/")
 	if first == "" || first == "{$}" {

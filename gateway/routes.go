@@ -14,10 +14,11 @@ import (
 	"github.com/persys/compute/gateway/console"
 )
 
-// routes are those of the API listener (contract/gateway-rest.md), then /v1.
+// routes returns the handler of the API listener: the contract's routes (contract/gateway-rest.md), /v1
+// and the console.
 func (g *Gateway) routes() (http.Handler, error) {
 	mux := http.NewServeMux()
-	// Each contract route exists for the default cluster and below its id.
+	// Each contract route exists twice: for the default cluster and for a cluster by id.
 	both := func(method, path string, h func(http.ResponseWriter, *http.Request)) {
 		wrapped := g.known(http.HandlerFunc(h))
 		mux.Handle(method+" "+path, wrapped)
@@ -40,11 +41,11 @@ func (g *Gateway) routes() (http.Handler, error) {
 	mux.Handle("GET /clusters/{cluster_id}", g.authenticated(g.getCluster))
 
 	for _, gone := range []struct{ pattern, what string }{
-		{"/forgery/", "builds are the build service's"},
-		{"/clusters/{cluster_id}/forgery/", "builds are the build service's"},
-		{"/auth/", "signing in is the identity provider's: send its bearer token, or a client certificate"},
+		{"/forgery/", "builds are done by the build service"},
+		{"/clusters/{cluster_id}/forgery/", "builds are done by the build service"},
+		{"/auth/", "sign in at the identity provider, and send its bearer token or a client certificate"},
 		{"/github/", "repositories are managed at the forge"},
-		{"/federation/", "clusters are not federated; each is named by its id"},
+		{"/federation/", "clusters are not federated; name one by its id"},
 	} {
 		mux.HandleFunc(gone.pattern, func(w http.ResponseWriter, r *http.Request) {
 			refuse(w, http.StatusNotImplemented, fmt.Sprintf("%s is not served by this gateway: %s", r.URL.Path, gone.what))
@@ -82,14 +83,14 @@ func (g *Gateway) routes() (http.Handler, error) {
 	return g.outermost("api", g.origins(mux)), nil
 }
 
-// below cuts /clusters/<id> off the path.
+// below removes /clusters/ID from the path.
 func below(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		http.StripPrefix("/clusters/"+r.PathValue("cluster_id"), next).ServeHTTP(w, r)
 	})
 }
 
-// authenticated is known without the cluster.
+// authenticated identifies the caller, as known does, but looks for no cluster.
 func (g *Gateway) authenticated(h http.HandlerFunc) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if _, err := g.identify(r); err != nil {
@@ -100,7 +101,7 @@ func (g *Gateway) authenticated(h http.HandlerFunc) http.Handler {
 	})
 }
 
-// call makes one gRPC call and answers with its result or its error.
+// call makes one gRPC call and writes its result or its error.
 func call[Req, Resp proto.Message](g *Gateway, w http.ResponseWriter, r *http.Request, do func(context.Context, Req) (Resp, error), req Req) {
 	ctx, cancel := context.WithTimeout(r.Context(), g.opt.CallTimeout)
 	defer cancel()
@@ -177,7 +178,7 @@ func (g *Gateway) health(w http.ResponseWriter, _ *http.Request) {
 	})
 }
 
-// readProto reads a body of the contract's routes.
+// readProto reads the body of a contract route. It writes the error and returns false if that fails.
 func readProto(w http.ResponseWriter, r *http.Request, m proto.Message) bool {
 	data, err := io.ReadAll(r.Body)
 	if err != nil {

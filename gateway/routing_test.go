@@ -16,8 +16,8 @@ import (
 	"github.com/persys/compute/rpc/limits"
 )
 
-// place is where a key goes among three: FNV-1a-32 of it, mod 3. It is written out
-// here so that nobody changes where the sessions of running gateways go.
+// place is the index of a key's replica among three: FNV-1a-32 of the key, mod 3. The hash is written
+// out here, because changing it would move the sessions of running gateways.
 func place(key string) int {
 	h := uint32(2166136261)
 	for _, b := range []byte(key) {
@@ -26,7 +26,7 @@ func place(key string) int {
 	return int(h % 3)
 }
 
-// keyAt is a key that goes to one place.
+// keyAt returns a key with that place.
 func keyAt(t *testing.T, at int, name func(int) string) string {
 	t.Helper()
 	for i := range 1000 {
@@ -38,13 +38,13 @@ func keyAt(t *testing.T, at int, name func(int) string) string {
 	return ""
 }
 
-// TestKeysOfRouting: which key decides, and that the replicas are in the order of
-// their ids, whatever the order of the configuration (contract/gateway-rest.md).
+// TestKeysOfRouting: which key decides, and that replicas are in the order of their ids, independent of
+// their order in the configuration (contract/gateway-rest.md).
 func TestKeysOfRouting(t *testing.T) {
 	a, b, c := startReplica(t, "s1", nil), startReplica(t, "s2", nil), startReplica(t, "s3", nil)
 	all := []*replicaServer{a, b, c}
 	g := newGateway(t, nil, clusterOf("default", Sticky, c, a, b), clusterOf("shard", Shard, b, c, a))
-	if want := int(uint32(0xe40c292c) % 3); place("a") != want { // its authors' own example
+	if want := int(uint32(0xe40c292c) % 3); place("a") != want { // an example of the authors of FNV
 		t.Fatalf("a goes to %d, want %d", place("a"), want)
 	}
 	numbered := func(prefix string) func(int) string {
@@ -58,7 +58,7 @@ func TestKeysOfRouting(t *testing.T) {
 		keyAt(t, at, func(i int) string { token = fmt.Sprint("Bearer token-", i); return digest(token) })
 		return token
 	}
-	host := place("192.0.2.1") // of httptest's requests
+	host := place("192.0.2.1") // the address of httptest's requests
 	for at := range 3 {
 		other := (at + 1) % 3
 		s, os := keyAt(t, at, numbered("session-")), keyAt(t, other, numbered("session-"))
@@ -99,7 +99,7 @@ func TestKeysOfRouting(t *testing.T) {
 	}
 }
 
-// TestTheFlaggedLeaderIsAskedFirst: before any replica has said who leads.
+// TestTheFlaggedLeaderIsAskedFirst holds as long as no replica has named the leader.
 func TestTheFlaggedLeaderIsAskedFirst(t *testing.T) {
 	a, b, c := startReplica(t, "s1", nil), startReplica(t, "s2", nil), startReplica(t, "s3", nil)
 	all := clusterOf("main", LeaderOnly, c, a, b)
@@ -117,11 +117,11 @@ func TestTheFlaggedLeaderIsAskedFirst(t *testing.T) {
 	}
 }
 
-// TestDeadlines: a call that no replica answers ends with the gateway's deadline,
-// or with its caller, and so does what was asked of the replica. A stream has none.
-// The connection to the replicas has a deadline of its own, much later than this one
-// and earlier than the patient gateway's: what the replica was given tells them apart,
-// however slow the machine is.
+// TestDeadlines: a call that no replica answers ends at the gateway's deadline or when its caller
+// leaves, at the replica too. A stream has no deadline.
+//
+// The connection to the replicas has a deadline of its own, between those of the two gateways
+// of this test. The time that the replica was given shows which one applied, however slow the machine is.
 func TestDeadlines(t *testing.T) {
 	s := startReplica(t, "s1", nil)
 	const timeout = 300 * time.Millisecond
@@ -134,12 +134,12 @@ func TestDeadlines(t *testing.T) {
 			t.Errorf("%s: %d %s after %s", path, w.Code, w.Body, took)
 		}
 		<-s.gaveUp
-		// The wire rounds what is left up to a microsecond or more.
+		// gRPC rounds the remaining time up.
 		if given := <-s.given; given == 0 || given > timeout+10*time.Millisecond {
 			t.Errorf("%s: the replica was given %s, the gateway gives its calls %s", path, given, timeout)
 		}
 	}
-	// What a node stops in doing so has a grace of its own.
+	// Garbage collection stops instances with a grace period, so its calls may take longer.
 	for _, path := range []string{"/v1/nodes/n/gc", "/clusters/main/v1/nodes/n/gc"} {
 		if w := ask(g.Handler(), "POST", path, "{}"); w.Code != 200 {
 			t.Errorf("%s: %d %s", path, w.Code, w.Body)
@@ -168,7 +168,7 @@ func TestDeadlines(t *testing.T) {
 		_, err = io.Copy(io.Discard, resp.Body)
 		return err
 	}
-	// The stream says nothing for longer than a call may take, and goes on.
+	// The stream is silent for longer than a call may take, and goes on.
 	ctx, cancel := context.WithTimeout(t.Context(), 900*time.Millisecond)
 	defer cancel()
 	if err := get(ctx, "/v1/events?follow=true"); !errors.Is(err, context.DeadlineExceeded) {
@@ -194,8 +194,8 @@ func TestDeadlines(t *testing.T) {
 	}
 }
 
-// TestConcurrentRequests: a host that has too many requests under way is told to come again,
-// another one is not concerned, and one that ends makes room.
+// TestConcurrentRequests: a host with too many concurrent requests gets 429 until one of them has ended.
+// Other hosts are not affected.
 func TestConcurrentRequests(t *testing.T) {
 	s := startReplica(t, "s1", nil)
 	g := newGateway(t, func(o *Options) { o.Limits = limits.Limits{Concurrent: 1} }, clusterOf("main", "", s))

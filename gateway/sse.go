@@ -18,20 +18,20 @@ import (
 
 const eventStream = "text/event-stream"
 
-// A silent stream says that it lives this often, so that neither proxies nor
-// browsers take it for dead.
+// heartbeat is the time between comments in a silent stream, which keep proxies and
+// clients from taking it for dead.
 const heartbeat = 15 * time.Second
 
-// sse writes a stream as server-sent events: each message is one event whose
-// data is its JSON, named "error" when the stream failed. Events of the
-// cluster's log carry their sequence number as id, so a browser that comes back
-// goes on where it was.
+// sse writes a stream as server-sent events. Each message is one event with its
+// JSON as data; an event named "error" ends a stream that failed. Events of the
+// cluster carry their sequence number as id, so that a client continues after the
+// last one when it reconnects.
 type sse struct{ *runtime.JSONPb }
 
 // ContentType implements runtime.Marshaler.
 func (*sse) ContentType(any) string { return eventStream }
 
-// Delimiter implements runtime.Delimited; Marshal ends each event itself.
+// Delimiter implements runtime.Delimited. It is empty, because Marshal ends each event.
 func (*sse) Delimiter() []byte { return nil }
 
 // Marshal implements runtime.Marshaler.
@@ -43,7 +43,7 @@ func (m *sse) Marshal(v any) ([]byte, error) {
 		if e, ok := v.(*clusterv1.Event); ok {
 			out.WriteString("id: " + strconv.FormatUint(e.GetSeq(), 10) + "\n")
 		}
-	case map[string]proto.Message: // its failure
+	case map[string]proto.Message: // the error that ends a stream
 		v = x["error"]
 		out.WriteString("event: error\n")
 	}
@@ -57,7 +57,7 @@ func (m *sse) Marshal(v any) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// streams reports whether the answer goes on for as long as it is read.
+// streams reports whether the response has no end of its own, so that no timeout may apply.
 func streams(r *http.Request) bool {
 	if r.Method != http.MethodGet {
 		return false
@@ -68,15 +68,15 @@ func streams(r *http.Request) bool {
 		strings.Contains(r.Header.Get("Accept"), eventStream)
 }
 
-// startStream prepares the answer of a stream; the caller calls the function
-// that comes with it at the end.
+// startStream prepares the response of a stream. The caller calls the returned
+// function at the end.
 func startStream(w http.ResponseWriter, r *http.Request) (http.ResponseWriter, func()) {
-	// A stream outlives the server's limit on writing one answer.
+	// The server's write deadline is too short for a stream.
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Time{})
 	if !strings.Contains(r.Header.Get("Accept"), eventStream) {
 		return w, func() {}
 	}
-	// The marshaler is found by the exact type; browsers send just that.
+	// The library looks the marshaler up by the exact value of Accept.
 	r.Header.Set("Accept", eventStream)
 	if last := r.Header.Get("Last-Event-ID"); last != "" && r.URL.Path == "/v1/events" {
 		if _, err := strconv.ParseUint(last, 10, 64); err == nil {
@@ -95,16 +95,16 @@ func startStream(w http.ResponseWriter, r *http.Request) (http.ResponseWriter, f
 	return l, func() { close(done); wg.Wait() }
 }
 
-// living writes a comment into a stream that has been silent.
+// living is a response that gets a comment whenever it has been silent for heartbeat.
 type living struct {
 	http.ResponseWriter
 	mu     sync.Mutex
-	status bool // the answer has begun
-	failed bool // what comes now is why it ends
+	status bool // the status line has been written
+	failed bool // the stream has failed: no more comments
 	last   time.Time
 }
 
-// WriteHeader is too late once a comment has begun the answer.
+// WriteHeader has no effect after a comment, which has sent status 200.
 func (l *living) WriteHeader(code int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -125,11 +125,11 @@ func (l *living) Write(p []byte) (int, error) {
 func (l *living) Flush() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	_ = http.NewResponseController(l.ResponseWriter).Flush() // the peer may be gone
+	_ = http.NewResponseController(l.ResponseWriter).Flush() // an error means that the client is gone
 }
 
-// Unwrap is not there on purpose: whoever reached the writer below would write
-// past the lock.
+// There is no Unwrap: with it, http.ResponseController would reach the writer
+// below and bypass the lock.
 
 func (l *living) keep(done <-chan struct{}) {
 	ticker := time.NewTicker(heartbeat)
@@ -144,7 +144,7 @@ func (l *living) keep(done <-chan struct{}) {
 	}
 }
 
-// fail ends the comments, and reports whether one of them has begun the answer.
+// fail stops the comments and reports whether the status line has been sent.
 func (l *living) fail() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -159,7 +159,7 @@ func (l *living) ping() {
 		return
 	}
 	if !l.status {
-		// Nothing has come yet, not even an error: the stream is open.
+		// The call has neither failed nor sent a message, so the stream is open.
 		l.ResponseWriter.Header().Set("Content-Type", eventStream)
 		l.status = true
 	}
@@ -167,8 +167,8 @@ func (l *living) ping() {
 	_ = http.NewResponseController(l.ResponseWriter).Flush()
 }
 
-// trailers shows what the replica says beside an answer: whether it was served without a
-// leader, and how old it is then.
+// trailers copies a replica's trailers to response headers: whether the answer was served
+// without a leader, and its age.
 func trailers(ctx context.Context, w http.ResponseWriter, _ proto.Message) error {
 	if md, ok := runtime.ServerMetadataFromContext(ctx); ok {
 		showTrailers(w.Header(), md.TrailerMD.Get)

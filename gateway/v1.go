@@ -26,11 +26,11 @@ import (
 )
 
 // refuseUnknownParameters makes strictQuery the parser of query parameters. The
-// library has one for the whole process, which its handlers read without a lock: it
-// is set before the first of them is made, and never again.
+// library has one parser per process, and its handlers read it without a lock, so it
+// is set once, before the first handler is made.
 var refuseUnknownParameters = sync.OnceFunc(func() { runtime.NewServeMux(runtime.SetQueryParameterParser(strictQuery{})) })
 
-// v1 serves what the gRPC API offers, by the generated handlers.
+// v1 serves the gRPC API by the generated handlers.
 func (g *Gateway) v1() (http.Handler, error) {
 	json := &runtime.JSONPb{
 		MarshalOptions:   protojson.MarshalOptions{UseProtoNames: true},
@@ -60,8 +60,8 @@ func (g *Gateway) v1() (http.Handler, error) {
 				rq.key, _, _ = strings.Cut(id, "/")
 			}
 		}
-		// The cluster has been chosen; the generated handlers refuse parameters
-		// that their messages do not have.
+		// known has read these parameters; the generated handlers would refuse them,
+		// because no message has them.
 		if q := r.URL.Query(); q.Has("cluster_id") || q.Has("access_token") {
 			q.Del("cluster_id")
 			q.Del("access_token")
@@ -71,7 +71,7 @@ func (g *Gateway) v1() (http.Handler, error) {
 			limit := g.opt.CallTimeout
 			if slow(r) {
 				limit = max(limit, slowLimit)
-				_ = http.NewResponseController(w).SetWriteDeadline(time.Time{}) // it allows for the others
+				_ = http.NewResponseController(w).SetWriteDeadline(time.Time{}) // the server's own is for shorter calls
 			}
 			ctx, cancel := context.WithTimeout(r.Context(), limit)
 			defer cancel()
@@ -84,19 +84,19 @@ func (g *Gateway) v1() (http.Handler, error) {
 	}), nil
 }
 
-// slowLimit bounds the calls that are no streams and may take longer than others: as
-// long as persysctl waits for a recovery.
+// slowLimit bounds the calls that slow reports. persysctl waits as long for a
+// recovery.
 const slowLimit = 15 * time.Minute
 
-// slow reports whether a call reads or writes a whole etcd, or stops what a node has
-// left over, each with its grace.
+// slow reports whether a call may take minutes: it reads or writes a whole etcd, or
+// stops a node's leftover instances, each with its grace period.
 func slow(r *http.Request) bool {
 	node, ofNode := strings.CutPrefix(r.URL.Path, "/v1/nodes/")
 	return ofNode && strings.HasSuffix(node, "/gc") || strings.HasPrefix(r.URL.Path, "/v1/recovery")
 }
 
-// strictQuery refuses parameters that the request's message does not have: a
-// filter with a misspelt name must not list everything.
+// strictQuery refuses parameters that the request's message does not have, so that a
+// misspelt filter does not list everything.
 type strictQuery struct{ runtime.DefaultQueryParser }
 
 // Parse implements runtime.QueryParameterParser.
@@ -112,7 +112,7 @@ func (q strictQuery) Parse(m proto.Message, values url.Values, filter *utilities
 	return q.DefaultQueryParser.Parse(m, values, filter)
 }
 
-// metadataOf is what of an HTTP request goes along with the call.
+// metadataOf is the call's metadata from an HTTP request: the request id.
 func metadataOf(r *http.Request) metadata.MD {
 	md := metadata.MD{}
 	if id := r.Header.Get("Idempotency-Key"); id != "" {
@@ -128,12 +128,12 @@ func outgoing(ctx context.Context, r *http.Request) context.Context {
 	return ctx
 }
 
-// apply fits a client's method to call.
+// apply drops the call options from the signature of a client's method.
 func apply[Req, Resp any](do func(context.Context, Req, ...grpc.CallOption) (Resp, error)) func(context.Context, Req) (Resp, error) {
 	return func(ctx context.Context, req Req) (Resp, error) { return do(ctx, req) }
 }
 
-// openapiDocument is a line to api/rest, whose script writes it.
+// openapiDocument is generated, in api/rest.
 var openapiDocument = rest.OpenAPI
 
 //go:embed docs.html

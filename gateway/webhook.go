@@ -27,26 +27,26 @@ import (
 type Webhook struct {
 	// Path on the public listener, default /webhooks/github.
 	Path string
-	// Secret signs deliveries; Secrets overrides it by "owner/name", in any case, as
-	// forges take it. A repository without a secret is refused.
+	// Secret is the key of signatures; Secrets overrides it by "owner/name", without regard
+	// to case. A repository without a secret is refused.
 	Secret  string
 	Secrets map[string]string
-	// ReplayTTL is how long a delivery id is remembered, default 5 min; that of a delivery which
-	// could not be forwarded is not.
+	// ReplayTTL is how long a delivery id is remembered, default 5 min. The id of a delivery that
+	// could not be forwarded is forgotten, so that it can be sent again.
 	ReplayTTL time.Duration
-	// Forward is the URL that accepted deliveries are posted to. Without it
-	// deliveries are refused: an accepted one would be lost.
+	// Forward is the URL that accepted deliveries are posted to. Without it every
+	// delivery is refused.
 	Forward string
-	// Retries and Backoff bound the forwarding of one delivery: default 5 tries
-	// after the first, the first pause 1 s, doubling.
+	// Retries is the number of tries after the first one to forward a delivery, default 5.
+	// Backoff is the first pause between tries, default 1 s; it doubles.
 	Retries int
 	Backoff time.Duration
-	// Client posts; default one with a 10 s limit, which follows no redirection that
-	// would drop the delivery.
+	// Client posts deliveries. The default has a timeout of 10 s and follows no redirect
+	// that drops the body.
 	Client *http.Client
 }
 
-// checkPath refuses what nobody would reach, and patterns; "" is the default.
+// checkPath refuses a path that no request can have, and patterns of http.ServeMux. "" is valid.
 func checkPath(p string) error {
 	if under := strings.TrimSuffix(p, "/") + "/x"; strings.ContainsAny(p, " \t{}?#") || p != "" && path.Join("/", under) != under {
 		return fmt.Errorf("webhook.public_path %q must begin with / and hold no blank, {, }, ? or #, and no segment that is empty, . or ..", p)
@@ -54,7 +54,7 @@ func checkPath(p string) error {
 	return nil
 }
 
-// checkSecrets refuses a repository with two secrets: GitHub names it in any case.
+// checkSecrets refuses two secrets for one repository: names differ in case only.
 func checkSecrets(secrets map[string]string) error {
 	as := make(map[string]string, len(secrets))
 	for _, repo := range slices.Sorted(maps.Keys(secrets)) {
@@ -70,7 +70,7 @@ func checkSecrets(secrets map[string]string) error {
 const (
 	maxDelivery    = 1 << 20
 	deliveryQueue  = 1024
-	deliveryIDs    = 100_000 // bound of what is remembered against replay
+	deliveryIDs    = 100_000 // ids remembered at most
 	forwardWorkers = 2
 )
 
@@ -79,7 +79,7 @@ type delivery struct {
 	body      []byte
 }
 
-// receiver checks deliveries, refuses repeated ones and passes the rest on.
+// receiver checks deliveries, refuses repeated ones and forwards the others.
 type receiver struct {
 	Webhook
 	log   *slog.Logger
@@ -89,7 +89,7 @@ type receiver struct {
 	mu    sync.Mutex
 	seen  map[string]time.Time
 	order []string // ids of seen, oldest first
-	over  bool     // nothing is forwarded any more
+	over  bool     // run has ended
 }
 
 func newReceiver(w Webhook, log *slog.Logger) *receiver {
@@ -108,8 +108,8 @@ func newReceiver(w Webhook, log *slog.Logger) *receiver {
 	return &receiver{Webhook: w, log: log, queue: make(chan delivery, deliveryQueue), now: time.Now, seen: map[string]time.Time{}}
 }
 
-// asPost stops at a redirection (301, 302, 303) that makes a GET without a body of the
-// post: whatever that answers, the delivery is not there.
+// asPost stops at a redirect that turns the POST into a GET (301, 302, 303): the GET would
+// succeed without the delivery.
 func asPost(r *http.Request, via []*http.Request) error {
 	if r.Method != http.MethodPost || len(via) >= 10 {
 		return http.ErrUseLastResponse
@@ -119,7 +119,7 @@ func asPost(r *http.Request, via []*http.Request) error {
 
 func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if rc.Forward == "" {
-		refuse(w, http.StatusNotImplemented, "nobody takes webhooks here: forgery.webhook_forward_url is not set")
+		refuse(w, http.StatusNotImplemented, "nobody takes webhooks here: set forgery.webhook_forward_url")
 		return
 	}
 	d, code, err := rc.check(r)
@@ -132,7 +132,7 @@ func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if err := rc.accept(d); err != nil {
-		rc.forget(d.id) // so that the sender's next try is welcome
+		rc.forget(d.id) // so that the sender may try again
 		w.Header().Set("Retry-After", "10")
 		refuse(w, http.StatusServiceUnavailable, err.Error())
 		return
@@ -140,7 +140,7 @@ func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, map[string]string{"status": "accepted"})
 }
 
-// accept queues a delivery, if anybody will forward it.
+// accept queues a delivery. It fails when the queue is full or the gateway ends.
 func (rc *receiver) accept(d delivery) error {
 	rc.mu.Lock()
 	defer rc.mu.Unlock()
@@ -155,7 +155,7 @@ func (rc *receiver) accept(d delivery) error {
 	}
 }
 
-// check reads one delivery; nothing of it is believed before its signature is.
+// check reads a delivery and verifies its signature. On error it returns the HTTP status.
 func (rc *receiver) check(r *http.Request) (delivery, int, error) {
 	d := delivery{id: r.Header.Get("X-GitHub-Delivery"), event: r.Header.Get("X-GitHub-Event")}
 	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
@@ -198,7 +198,8 @@ func (rc *receiver) check(r *http.Request) (delivery, int, error) {
 	mac := hmac.New(sha256.New, []byte(secret))
 	_, _ = mac.Write(body)
 	want := "sha256=" + hex.EncodeToString(mac.Sum(nil))
-	// Whether the repository or its signature is unknown is nobody's business.
+	// The same answer for an unknown repository and a wrong signature: callers must not learn
+	// which repositories are configured.
 	if secret == "" || !hmac.Equal([]byte(want), []byte(r.Header.Get("X-Hub-Signature-256"))) {
 		return d, http.StatusUnauthorized, errors.New("the signature X-Hub-Signature-256 is missing or wrong")
 	}
@@ -206,7 +207,7 @@ func (rc *receiver) check(r *http.Request) (delivery, int, error) {
 	return d, 0, nil
 }
 
-// remember reports whether the id is new.
+// remember records a delivery id, and reports whether it is new.
 func (rc *receiver) remember(id string) bool {
 	rc.mu.Lock()
 	defer rc.mu.Unlock()
@@ -258,7 +259,7 @@ func (rc *receiver) run(ctx context.Context) {
 	}
 	<-ctx.Done()
 	rc.mu.Lock()
-	rc.over = true // the listener goes on for a moment
+	rc.over = true // the listener may still receive deliveries
 	rc.mu.Unlock()
 	wg.Wait()
 	if n := len(rc.queue); n > 0 {
@@ -274,7 +275,7 @@ func (rc *receiver) forward(ctx context.Context, d delivery) {
 			return
 		}
 		if try >= rc.Retries || ctx.Err() != nil {
-			rc.forget(d.id) // so that it may be delivered again
+			rc.forget(d.id) // so that it may be sent again
 			rc.log.Error("a webhook delivery could not be forwarded", "delivery", d.id, "event", d.event, "tries", try+1, "error", err)
 			return
 		}

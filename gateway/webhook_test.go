@@ -15,10 +15,10 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// Signatures, sizes and what is forwarded are tried on the whole program
-// (cmd/internal/gatewayd); here are the bounds that nobody reaches there.
+// Signatures, sizes and forwarding are tested on the whole program (cmd/internal/gatewayd). These
+// tests reach the bounds that take too long there.
 
-// deliver posts a signed delivery to a receiver that does not forward yet.
+// deliver posts a signed delivery to a receiver whose run has not begun.
 func deliver(rc *receiver, id string) *httptest.ResponseRecorder {
 	r := httptest.NewRequest(http.MethodPost, "/webhooks/github", strings.NewReader(`{"repository":{"full_name":"a/b"}}`))
 	r.Header = http.Header{"Content-Type": {"application/json"}, "X-Github-Delivery": {id}, "X-Github-Event": {"push"},
@@ -38,7 +38,7 @@ func TestDeliveriesAreRememberedForTheReplayTime(t *testing.T) {
 		code  int
 	}{
 		{0, "a", 200}, {59 * time.Second, "a", 409}, {time.Second, "a", 409}, {0, "b", 200},
-		// The second try did not make its time longer.
+		// The repeated delivery did not extend the time.
 		{time.Second, "a", 200}, {0, "b", 409}, {59 * time.Second, "b", 409}, {time.Second, "b", 200},
 	} {
 		now = now.Add(c.after)
@@ -60,7 +60,7 @@ func TestDeliveriesAreRememberedForTheReplayTime(t *testing.T) {
 	}
 }
 
-func TestARepositoryHasItsSecretInAnyCase(t *testing.T) {
+func TestSecretsIgnoreTheCaseOfRepositories(t *testing.T) {
 	for _, c := range []struct {
 		own  string
 		code int
@@ -72,21 +72,21 @@ func TestARepositoryHasItsSecretInAnyCase(t *testing.T) {
 	}
 }
 
-func TestARepositoryHasOneSecret(t *testing.T) {
+func TestTwoSecretsOfOneRepositoryAreRefused(t *testing.T) {
 	o := Options{Clusters: []Cluster{{ID: ""}}, Webhook: Webhook{Secrets: map[string]string{"a/b": "x", "A/B": "y", "a/c": "z"}}}
 	if _, err := New(t.Context(), o); !strings.Contains(err.Error(), `"A/B" and "a/b" are one repository`) {
 		t.Errorf("got %v", err)
 	}
 }
 
-func TestAFullQueueSaysWhenToComeAgain(t *testing.T) {
+func TestAFullQueueAnswersWithRetryAfter(t *testing.T) {
 	rc := newReceiver(Webhook{Secret: "hush", Forward: "http://127.0.0.1:1"}, slog.New(slog.DiscardHandler))
 	for i := range deliveryQueue {
 		if w := deliver(rc, fmt.Sprint("d", i)); w.Code != 200 {
 			t.Fatalf("delivery %d: %d %s", i, w.Code, w.Body)
 		}
 	}
-	for range 2 { // a refused delivery is not one that came before
+	for range 2 { // a refused delivery is not remembered
 		if w := deliver(rc, "late"); w.Code != 503 || w.Header().Get("Retry-After") != "10" || !strings.Contains(w.Body.String(), "1024 deliveries are waiting") {
 			t.Errorf("one more: %d %v %s", w.Code, w.Header(), w.Body)
 		}
@@ -97,7 +97,7 @@ func TestAFullQueueSaysWhenToComeAgain(t *testing.T) {
 	}
 }
 
-func TestNothingIsAcceptedThatNobodyForwards(t *testing.T) {
+func TestDeliveriesAreRefusedAfterTheEnd(t *testing.T) {
 	rc := newReceiver(Webhook{Secret: "hush", Forward: "http://127.0.0.1:1"}, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -118,7 +118,7 @@ func TestABadPathIsAnError(t *testing.T) {
 		if _, err := New(t.Context(), o); strings.Contains(err.Error(), fmt.Sprintf("webhook.public_path %q", p)) == good {
 			t.Errorf("%q: got %v, want it good: %v", p, err, good)
 		}
-		if good { // or it panics
+		if good { // ServeMux panics on a bad pattern
 			http.NewServeMux().Handle("POST "+newReceiver(o.Webhook, nil).Path, http.NotFoundHandler())
 		}
 	}
@@ -155,7 +155,7 @@ func TestForwardingGivesUp(t *testing.T) {
 		t.Error("what is lost cannot be delivered again")
 	}
 
-	// The end of the gateway ends the tries, too.
+	// Closing the gateway ends the tries, too.
 	ctx, cancel := context.WithCancel(t.Context())
 	rc.Backoff = time.Hour
 	done := make(chan struct{})
@@ -166,7 +166,7 @@ func TestForwardingGivesUp(t *testing.T) {
 	<-done
 }
 
-func TestARedirectionDropsNoDelivery(t *testing.T) {
+func TestARedirectThatDropsTheBodyIsAnError(t *testing.T) {
 	for code, there := range map[int]string{301: "", 302: "", 303: "", 307: "{}", 308: "{}"} {
 		got := make(chan string, 1)
 		mux := http.NewServeMux()
