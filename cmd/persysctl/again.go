@@ -15,14 +15,14 @@ import (
 	"github.com/persys/compute/cmd/persysctl/screen"
 )
 
-// watchEvery is the time between two looks of --watch where the API has no
+// watchEvery is the time between two outputs of --watch for commands whose API has no
 // stream of changes.
 const watchEvery = 2 * time.Second
 
-// watchable makes a command that shows something one that can go on showing it.
+// watchable adds the flag --watch to a command, which repeats it.
 func (c *cli) watchable(cmd *cobra.Command) *cobra.Command {
 	var on bool
-	cmd.Flags().BoolVarP(&on, "watch", "w", false, "go on showing it until Ctrl-C")
+	cmd.Flags().BoolVarP(&on, "watch", "w", false, "repeat until Ctrl-C, and show changes")
 	once := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if !on {
@@ -33,12 +33,12 @@ func (c *cli) watchable(cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// passing is what changes between two looks though nothing happened: ages,
-// times, indexes.
+// passing matches text that differs between two outputs although nothing has happened:
+// ages, times, indexes and spaces.
 var passing = regexp.MustCompile(`\b\d+[smhd](\d+[smhd])?\b|\d{4}-\d\d-\d\d[T ][0-9:.]+Z?|"?(index|age_ms|term|last_index|commit_index|applied_index|match_index|last_contact_ms)"?: "?\d+"?|[ \t]+`)
 
-// again shows every so often what a command prints: in place on a terminal,
-// elsewhere only when it is new.
+// again runs once at each interval and shows its output: in place on a terminal, and
+// elsewhere only when it has changed.
 func (c *cli) again(ctx context.Context, every time.Duration, once func() error) error {
 	out, notes := c.out, c.err
 	defer func() { c.out, c.err = out, notes }()
@@ -50,18 +50,18 @@ func (c *cli) again(ctx context.Context, every time.Duration, once func() error)
 		var b, said bytes.Buffer
 		c.out, c.err = &b, &said
 		if !c.machine() {
-			c.err = &b // a hint belongs to the view, and is as old
+			c.err = &b // hints are part of the block
 		}
 		c.measure(block)
-		c.staleNoted = false // each view says of itself that it is stale
+		c.staleNoted = false // each output says that it is stale
 		err := once()
 		c.out, c.err = out, notes
 		var f *failure
 		switch {
 		case ctx.Err() != nil:
-			return nil // Ctrl-C is how a watch ends
+			return nil // Ctrl-C
 		case err != nil && errors.As(err, &f) && f.code == exitUnavailable && !first:
-			// It may come back, and what is on the screen still holds.
+			// The schedulers may come back; until then the last output stays.
 			if !failing {
 				fmt.Fprintln(c.err, c.errPaint.Paint(screen.Warn, f.text))
 				block.Leave()

@@ -21,8 +21,8 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// Limits of one ApplyWorkloads call: the scheduler takes at most 1,024 workloads
-// and 8 MiB; less per call keeps its answer within a call's deadline.
+// Limits of one ApplyWorkloads call. The scheduler accepts 1,024 workloads and 8 MiB;
+// smaller calls are answered well within their deadline.
 const (
 	maxApplies    = 256
 	maxApplyBytes = 2 << 20
@@ -42,14 +42,13 @@ func (c *cli) applyCommand() *cobra.Command {
 		Use:   "apply -f FILE|DIR|-",
 		Short: "Create or change workloads from YAML or JSON",
 		Long: `Create or change workloads from YAML or JSON: one or many documents, from files,
-folders (*.yaml, *.yml, *.json) or standard input. Everything is checked before
-anything is sent. What is recorded already and unchanged stays as it is, so
-applying again is always safe.
+folders (*.yaml, *.yml, *.json) or standard input. All documents are checked before
+the first is sent. Unchanged workloads are not touched, so applying again is safe.
 
-A Compose file is taken as it is and becomes one stack. It is named by --name, by the
-file's own name, or by its folder; variables come from the file .env beside it.
-"persysctl compose check" says what becomes of each of its keys, and "persysctl
-schema" is the JSON Schema of a specification.`,
+A Compose file becomes one stack, without changes to the file. The stack's name is
+that of --name, the name in the file, or its folder's; variables come from the file
+.env beside it. "persysctl compose check" shows how each of its keys is treated, and
+"persysctl schema" prints the JSON Schema of a specification.`,
 		Example: `  persysctl apply -f web.yaml --wait
   persysctl apply -f docker-compose.yml --name shop
   persysctl apply -f deploy/ --dry-run
@@ -64,10 +63,10 @@ schema" is the JSON Schema of a specification.`,
 	}
 	f := cmd.Flags()
 	f.StringArrayVarP(&o.files, "file", "f", nil, "file, folder, or - for standard input; may be repeated")
-	f.BoolVarP(&o.recursive, "recursive", "R", false, "also read the folders in a folder")
-	f.StringVar(&o.name, "name", "", "of the stack that a Compose file becomes")
-	f.BoolVar(&o.dryRun, "dry-run", false, "only check, and show what would be sent")
-	o.flags(f, "the workloads run (or are stopped or gone, as desired)")
+	f.BoolVarP(&o.recursive, "recursive", "R", false, "read subfolders too")
+	f.StringVar(&o.name, "name", "", "name of the stack to create from a Compose file")
+	f.BoolVar(&o.dryRun, "dry-run", false, "only check the files, and show what would be sent")
+	o.flags(f, "the workloads run, or are stopped or deleted if their files say so")
 	return cmd
 }
 
@@ -109,8 +108,8 @@ func (c *cli) apply(ctx context.Context, o applyOptions) error {
 				return err
 			}
 			f := c.explain(err, true)
-			f.text = fmt.Sprintf("%s (%s before it went through)", strings.TrimSuffix(f.text, "."), plural(through, "workload"))
-			f.hint = orText(f.hint, "mend that and type the same command again: what went through stays as it is")
+			f.text = fmt.Sprintf("%s (%s had been applied before)", strings.TrimSuffix(f.text, "."), plural(through, "workload"))
+			f.hint = orText(f.hint, "correct that and type the same command again: workloads that are applied already are not touched")
 			failures.add(f)
 			broke = true
 			break
@@ -151,7 +150,7 @@ func are(n int) string {
 	return fmt.Sprintf("%d specifications are", n)
 }
 
-// take cuts the next batch off the list.
+// take removes the next batch from the list.
 func take(list *[]*controlv1.ApplyWorkloadRequest) []*controlv1.ApplyWorkloadRequest {
 	n, size := 0, 0
 	for n < len(*list) && n < maxApplies {
@@ -181,7 +180,7 @@ func (c *cli) send(ctx context.Context, batch []*controlv1.ApplyWorkloadRequest)
 	return r, err
 }
 
-// applied shows one answer and notes what to wait for.
+// applied prints one result and adds its workloads to goals.
 func (c *cli) applied(req *controlv1.ApplyWorkloadRequest, r *controlv1.ApplyWorkloadResponse, goals map[string]goal, failures *several) {
 	id := req.GetWorkloadId()
 	if !r.GetSuccess() {
@@ -226,7 +225,7 @@ func refusalText(r *controlv1.ApplyWorkloadResponse) string {
 	return text
 }
 
-// parse reads and checks everything; its error lists every fault.
+// parse reads and checks all files. It prints every fault to stderr.
 func (c *cli) parse(o applyOptions) ([]*controlv1.ApplyWorkloadRequest, error) {
 	if slices.Contains(o.files, "") {
 		return nil, usagef("-f must name a file, a folder or -")
@@ -269,7 +268,7 @@ func (c *cli) parse(o applyOptions) ([]*controlv1.ApplyWorkloadRequest, error) {
 	return nil, failf(exitFailed, "", "%s, nothing was sent", plural(len(faults), "mistake"))
 }
 
-// fileFailure names the file that could not be read or written.
+// fileFailure is the failure of reading or writing a file; it names the file.
 func fileFailure(err error) error {
 	var at *fs.PathError
 	if errors.As(err, &at) {
@@ -278,7 +277,7 @@ func fileFailure(err error) error {
 	return failf(exitFailed, "", "%v", err)
 }
 
-// showDryRun lists what would be sent. It needs no scheduler.
+// showDryRun lists the workloads that would be sent. It needs no scheduler.
 func (c *cli) showDryRun(requests []*controlv1.ApplyWorkloadRequest) error {
 	if c.machine() {
 		return c.emitMessage(&clusterv1.ApplyWorkloadsRequest{Workloads: requests})
@@ -304,7 +303,7 @@ func (c *cli) showDryRun(requests []*controlv1.ApplyWorkloadRequest) error {
 	return nil
 }
 
-// origin is where a workload comes from, for people.
+// origin is a workload's image, Git repository or disk image.
 func origin(s *controlv1.WorkloadSpec) string {
 	switch {
 	case s.GetContainer() != nil:

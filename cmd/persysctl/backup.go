@@ -21,44 +21,43 @@ import (
 
 const (
 	backupPiece = 256 << 10
-	// backupLimit bounds the whole transfer: a backup is as large as the cluster.
+	// backupLimit bounds the whole transfer, which grows with the cluster.
 	backupLimit = 15 * time.Minute
 )
 
 func (c *cli) backupCommand() *cobra.Command {
 	parent := &cobra.Command{
-		Use: "backup", Short: "Back the cluster's state up, look into a backup, restore it",
-		Long: `Back the cluster's state up, look into a backup, restore it.
+		Use: "backup", Short: "Back up the cluster's state, inspect a backup, restore it",
+		Long: `Back up the cluster's state, inspect a backup, restore it.
 
-A backup is one file: every workload, node, event and setting, as of one moment,
-with a checksum. It holds no key. Secrets in it are sealed under the cluster key,
-so keep a copy of that file (SCHEDULER_CLUSTER_KEY_FILE) in another place.`,
+A backup is one file with a checksum. It holds every workload, node, event and setting
+of one moment, and no key. Secrets in it are sealed under the cluster key, so keep a
+copy of the key's file (SCHEDULER_CLUSTER_KEY_FILE) in another place.`,
 		Args: args(0, 0), RunE: help,
 	}
 	create := &cobra.Command{
-		Use: "create FILE", Short: "Write the state of any replica that answers into FILE",
+		Use: "create FILE", Short: "Write the state of one replica to FILE",
 		Example: "  persysctl backup create state.backup\n  persysctl -s 10.0.0.2:8085 backup create state.backup",
 		Args:    args(1, 1, "FILE"),
 		RunE:    c.online(func(ctx context.Context, args []string) error { return c.backupCreate(ctx, args[0]) }),
 	}
 	inspect := &cobra.Command{
-		Use: "inspect FILE", Short: "Verify FILE and show what it holds; needs no cluster",
+		Use: "inspect FILE", Short: "Verify FILE and show its contents, without a cluster",
 		Args: args(1, 1, "FILE"),
 		RunE: func(_ *cobra.Command, args []string) error { return c.backupInspect(args[0]) },
 	}
 	var o restoreOptions
 	restore := &cobra.Command{
-		Use: "restore FILE", Short: "Bring the workloads of FILE back, after showing what changes",
-		Long: `Bring the workloads of FILE back, after showing what changes.
+		Use: "restore FILE", Short: "Restore the workloads of FILE, after showing what changes",
+		Long: `Restore the workloads of FILE, after showing what changes.
 
-In the cluster that the backup is of, workloads get the specs and desired states
-that they had. They stay on the nodes they are on, and nothing that runs is
-stopped: what the backup does not know is forgotten, and runs on as an orphan.
+In the cluster of the backup, workloads get their former specifications and desired
+states. They stay on their nodes, and nothing that runs is stopped. Workloads that are
+not in the backup are removed from the state and run on as orphans.
 
-A cluster that is lost with all its schedulers comes back on new ones: start them
-with empty disks, the old cluster key and SCHEDULER_CLUSTER_ID set to the id that
-` + "`persysctl backup inspect`" + ` shows, then restore. Agents keep to the cluster id, so
-they take their orders from the new schedulers, and from no older ones.`,
+To replace a cluster that has lost all its schedulers, start new ones with empty disks,
+the old cluster key, and SCHEDULER_CLUSTER_ID set to the id that ` + "`persysctl backup inspect`" + `
+shows. Then restore. Agents recognise the cluster by its id and follow the new schedulers.`,
 		Example: "  persysctl backup restore state.backup --dry-run\n  persysctl backup restore state.backup",
 		Args:    args(1, 1, "FILE"),
 		RunE:    c.online(func(ctx context.Context, args []string) error { return c.backupRestore(ctx, args[0], o) }),
@@ -66,13 +65,13 @@ they take their orders from the new schedulers, and from no older ones.`,
 	f := restore.Flags()
 	f.BoolVar(&o.dry, "dry-run", false, "only show what would change")
 	f.BoolVarP(&o.yes, "yes", "y", false, "do not ask")
-	f.BoolVar(&o.force, "force-new-cluster", false, "take the workloads of another cluster into this one, although that one may still run them")
+	f.BoolVar(&o.force, "force-new-cluster", false, "restore the workloads of another cluster into this one; make sure that the other no longer runs them")
 	parent.AddCommand(create, inspect, restore)
 	return parent
 }
 
-// backupCreate writes beside the file and renames: a backup that was cut off
-// never takes the place of a whole one.
+// backupCreate writes a temporary file and renames it, so that an incomplete backup never
+// replaces a complete one.
 func (c *cli) backupCreate(ctx context.Context, path string) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, backupLimit)
 	defer cancel()
@@ -82,13 +81,13 @@ func (c *cli) backupCreate(ctx context.Context, path string) (err error) {
 	}
 	defer func() {
 		_ = tmp.Close()
-		_ = os.Remove(tmp.Name()) // it is not there any more when all went well
+		_ = os.Remove(tmp.Name()) // fails after the rename
 	}()
 	head, size, err := c.download(ctx, tmp)
 	if err != nil {
 		return err
 	}
-	// What was written is what counts, so that is what is verified.
+	// Verifies the file as it was written.
 	if _, err := tmp.Seek(0, io.SeekStart); err != nil {
 		return fileFailure(err)
 	}
@@ -107,7 +106,7 @@ func (c *cli) backupCreate(ctx context.Context, path string) (err error) {
 		writeLines(c.out, []string{fmt.Sprintf("%s of cluster %s at index %d, from %s: %s, %s", bytesize(size), i.GetClusterId(), i.GetIndex(),
 			screen.Clean(head.GetReplica()), plural(i.GetWorkloads(), "workload"), plural(i.GetNodes(), "node"))})
 		if age := time.Duration(head.GetAgeMs()) * time.Millisecond; age > 5*time.Second {
-			c.empty(fmt.Sprintf("%s has not heard from a leader for %s: what was changed since is missing", screen.Clean(head.GetReplica()), span(age)), "persysctl status")
+			c.empty(fmt.Sprintf("%s has had no contact with a leader for %s: later changes are missing", screen.Clean(head.GetReplica()), span(age)), "persysctl status")
 		}
 	})
 }
@@ -135,7 +134,7 @@ func (c *cli) download(ctx context.Context, to io.Writer) (head *clusterv1.Creat
 		}
 	}
 	if head == nil {
-		return nil, 0, failf(exitFailed, "type the same command again", "the scheduler sent nothing")
+		return nil, 0, failf(exitFailed, "type the same command again", "the scheduler sent no backup")
 	}
 	if err := w.Flush(); err != nil {
 		return nil, size, fileFailure(err)
@@ -197,7 +196,7 @@ func (c *cli) backupRestore(ctx context.Context, path string, o restoreOptions) 
 	if o.empty {
 		verb = "persysctl recovery import"
 	}
-	// A damaged file is found here, before anything is sent.
+	// Refuses a damaged file before it is sent.
 	if _, err := c.readBackup(path); err != nil {
 		return err
 	}
@@ -211,7 +210,7 @@ func (c *cli) backupRestore(ctx context.Context, path string, o restoreOptions) 
 	if !o.yes {
 		c.restoreNotes(preview)
 		if !c.inTerm || !c.errTerm {
-			return failf(exitUsage, verb+" "+path+" --dry-run", "nobody is there to be asked: --yes restores without asking")
+			return failf(exitUsage, verb+" "+path+" --dry-run", "there is no terminal to ask for confirmation: use --yes")
 		}
 		if err := c.confirm(fmt.Sprintf("Restore %s into cluster %s?", path, preview.GetPresent().GetClusterId())); err != nil {
 			return err
@@ -225,12 +224,12 @@ func (c *cli) backupRestore(ctx context.Context, path string, o restoreOptions) 
 		c.showRestore(done, "were")
 		writeLines(c.out, []string{fmt.Sprintf("restored at index %d, incarnation %d", done.GetIndex(), done.GetIncarnation())})
 		if done.GetForgottenCount() > 0 {
-			c.empty("What was forgotten runs on, as orphans that nobody stops.", "persysctl events --tail 10")
+			c.empty("The removed workloads run on as orphans, which are not stopped.", "persysctl events --tail 10")
 		}
 	})
 }
 
-// restoreNotes is the preview beside a question.
+// restoreNotes prints the preview before the question.
 func (c *cli) restoreNotes(r *clusterv1.RestoreBackupResponse) {
 	b := r.GetBackup()
 	fmt.Fprintf(c.err, "The backup is of %s, index %d; the cluster is at index %d.\n", b.GetAt().AsTime().In(c.zone).Format("2006-01-02 15:04:05"), b.GetIndex(), r.GetPresent().GetIndex())
@@ -271,7 +270,7 @@ func restoreLines(r *clusterv1.RestoreBackupResponse, verb string) []string {
 	return lines
 }
 
-// agree makes a verb in the plural one that fits n.
+// agree makes "were" agree with n.
 func agree[N ~int32 | ~int64](verb string, n N) string {
 	if verb == "were" && n == 1 {
 		return "was"
@@ -279,7 +278,7 @@ func agree[N ~int32 | ~int64](verb string, n N) string {
 	return verb
 }
 
-// upload sends a file in pieces; head goes with the first.
+// upload sends a file in pieces. head is part of the first message.
 func (c *cli) upload(ctx context.Context, path string, head *clusterv1.RestoreBackupRequest) (*clusterv1.RestoreBackupResponse, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -298,7 +297,7 @@ func (c *cli) upload(ctx context.Context, path string, head *clusterv1.RestoreBa
 		n, err := io.ReadFull(f, m.Data)
 		m.Data = m.Data[:n]
 		if n > 0 {
-			// What the scheduler says to a stream that it ended is in the answer.
+			// The scheduler has ended the stream; CloseAndRecv returns the reason.
 			if serr := out.Send(m); serr != nil {
 				break
 			}

@@ -16,7 +16,7 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// backupBytes is a whole backup of one workload.
+// backupBytes is a complete backup with one workload.
 func backupBytes(t *testing.T) []byte {
 	t.Helper()
 	tx := fsm.New().Begin()

@@ -11,21 +11,21 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// caCommand makes and keeps a CA in a folder; it needs no cluster.
+// caCommand manages a CA in a folder, offline, and the CAs of a cluster (caOnline).
 func (c *cli) caCommand() *cobra.Command {
 	parent := &cobra.Command{
-		Use: "ca", Short: "Make, show and rotate a cluster's CA",
-		Long: `Make, show and rotate a cluster's CA in a folder, offline.
+		Use: "ca", Short: "Create, show and rotate a cluster's CA",
+		Long: `Create, show and rotate a cluster's CA in a folder, offline.
 
-A root signs an issuing CA, and the issuing CA signs everything else. The issuing
-CA's key goes to the schedulers, who keep it sealed under the cluster key. The
-root's key, DIR/root-key.pem, is needed for rotation only: move it to a place that
-no machine of the cluster can read.`,
+A root signs an issuing CA, and the issuing CA signs all certificates. The schedulers
+hold the key of the issuing CA, sealed under the cluster key. The root's key,
+DIR/root-key.pem, is needed for rotation only: keep it where no machine of the cluster
+can read it.`,
 		Args: args(0, 0), RunE: help,
 	}
 	var cluster string
 	create := &cobra.Command{
-		Use: "init DIR", Short: "Make a root and an issuing CA in DIR", Args: args(1, 1, "DIR"),
+		Use: "init DIR", Short: "Create a root and an issuing CA in DIR", Args: args(1, 1, "DIR"),
 		Example: "  persysctl ca init /media/stick/persys-ca --cluster home",
 		RunE: func(_ *cobra.Command, args []string) error {
 			root, err := pki.NewRoot(cluster, c.now())
@@ -59,12 +59,12 @@ no machine of the cluster can read.`,
 	}
 	var newRoot bool
 	rotate := &cobra.Command{
-		Use: "rotate DIR", Short: "Make a new issuing CA in DIR, and with --root a new root",
-		Long: `Make a new issuing CA in DIR, signed by the root there, whose key has to be there
-too: root.pem and root-key.pem are all that it takes. With --root a new root is
-made as well, for when its key may be known to others, or its life ends. The former
-ones stay beside the new ones.`,
-		Args: args(1, 1, "DIR"),
+		Use: "rotate DIR", Short: "Create a new issuing CA in DIR, and with --root a new root",
+		Long: `Create a new issuing CA in DIR, signed by the root there. DIR must hold root.pem and
+root-key.pem. With --root a new root is created too: use it when the root's key may be
+known to others, or before the root expires. The former files are kept beside the new.`,
+		Example: "  persysctl ca rotate /media/stick/persys-ca\n  persysctl ca install /media/stick/persys-ca",
+		Args:    args(1, 1, "DIR"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			f := pki.CAFolder{Dir: args[0]}
 			var root *pki.Root
@@ -73,7 +73,7 @@ ones stay beside the new ones.`,
 				old, oerr := f.Authority()
 				if oerr != nil {
 					hint := "persysctl ca init " + args[0]
-					if _, rerr := f.Root(); rerr == nil { // init would refuse, as there is a CA
+					if _, rerr := f.Root(); rerr == nil { // init refuses a folder with a root
 						hint = "persysctl ca rotate " + args[0] + "   and then again with --root"
 					}
 					return failf(exitFailed, hint, "%v", oerr)
@@ -97,7 +97,7 @@ ones stay beside the new ones.`,
 			return nil
 		},
 	}
-	rotate.Flags().BoolVar(&newRoot, "root", false, "make a new root as well")
+	rotate.Flags().BoolVar(&newRoot, "root", false, "create a new root too")
 	parent.AddCommand(create, show, rotate)
 	parent.AddCommand(c.caOnline()...)
 	return parent
@@ -119,7 +119,7 @@ func (c *cli) showCA(a *pki.Authority) {
 			end.Style = screen.Warn
 		}
 		f.Add(part.name, screen.Text(pki.Fingerprint(part.cert.Raw)))
-		f.Add("  good", end)
+		f.Add("  valid", end)
 	}
 	c.printFacts(f)
 }

@@ -39,7 +39,7 @@ func TestCACommands(t *testing.T) {
 	if second == first || again != root {
 		t.Errorf("issuing %s then %s, root %s then %s", first, second, root, again)
 	}
-	for _, lost := range []string{"issuing.pem", "issuing-key.pem"} { // with their machine; the root's key is elsewhere
+	for _, lost := range []string{"issuing.pem", "issuing-key.pem"} { // the key of the root is kept elsewhere
 		if err := os.Remove(filepath.Join(dir, lost)); err != nil {
 			t.Fatal(err)
 		}

@@ -68,14 +68,14 @@ func (c *cli) summary(ctx context.Context) error {
 
 func (c *cli) statusCommand() *cobra.Command {
 	return c.watchable(&cobra.Command{
-		Use: "status", Short: "Show the schedulers: who leads, term, index, health and mode",
+		Use: "status", Short: "Show the schedulers: leader, term, index, health and mode",
 		Args: args(0, 0),
 		RunE: c.online(func(ctx context.Context, _ []string) error { return c.status(ctx) }),
 	})
 }
 
-// status asks the replica at hand, and then the leader, who alone knows how far
-// the others are. It is an error for a script when nobody leads.
+// status asks the connected replica and then the leader, because only the leader knows
+// the indexes of the others. Without a leader the exit code is an error, for scripts.
 func (c *cli) status(ctx context.Context) error {
 	r, err := read(ctx, c, c.cluster.Status, &clusterv1.StatusRequest{})
 	if err != nil {
@@ -84,14 +84,14 @@ func (c *cli) status(ctx context.Context) error {
 	soon, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	for r.GetLeaderId() != "" && r.GetLeaderId() != r.GetSelfId() && c.direct != nil && c.direct.Leader() != "" {
-		// The answer named the leader; calls go there once it is connected.
+		// The answer has named the leader; calls go to it when it is connected.
 		select {
 		case <-time.After(25 * time.Millisecond):
 		case <-soon.Done():
 		}
 		better, err := call(soon, c, c.cluster.Status, &clusterv1.StatusRequest{})
 		if err != nil {
-			break // what the first replica said is good enough
+			break // the first replica's answer is shown
 		}
 		r = better
 	}
@@ -130,7 +130,7 @@ func (c *cli) showStatus(r *clusterv1.StatusResponse) {
 	c.print(c.replicaTable(r))
 }
 
-// replicaName is what people call a replica; its id when nobody knows better.
+// replicaName is the name of a replica, or its id if it has none.
 func replicaName(r *clusterv1.StatusResponse, id string) string {
 	for _, p := range r.GetReplicas() {
 		if p.GetId() == id && p.GetName() != "" {
@@ -205,7 +205,7 @@ func (c *cli) replicaCommand() *cobra.Command {
 	parent := &cobra.Command{Use: "replica", Short: "Change the set of schedulers", Args: args(0, 0), RunE: help}
 	var force, yes bool
 	remove := &cobra.Command{
-		Use: "remove REPLICA", Short: "Take a scheduler out of the cluster, also one that never comes back", Aliases: []string{"rm"},
+		Use: "remove REPLICA", Short: "Remove a scheduler from the cluster, even one that is lost", Aliases: []string{"rm"},
 		Args: args(1, 1, "REPLICA"), ValidArgsFunction: c.completeReplica,
 		RunE: c.online(func(ctx context.Context, args []string) error {
 			if force && !yes {
@@ -221,14 +221,14 @@ func (c *cli) replicaCommand() *cobra.Command {
 			return nil
 		}),
 	}
-	remove.Flags().BoolVar(&force, "force", false, "also when it is alive or when too few others are")
+	remove.Flags().BoolVar(&force, "force", false, "even if it is alive, or if too few others are")
 	remove.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
 	leave := &cobra.Command{
-		Use: "leave REPLICA", Short: "Have a running scheduler leave the cluster for good",
-		Long: `Have a running scheduler leave the cluster for good. It hands leadership over if it
-leads, is removed, and its process ends with status 0. It is refused if the others
-could not go on without it. Its data directory cannot be used again: a scheduler that
-is to come back starts with an empty one.`,
+		Use: "leave REPLICA", Short: "Make a running scheduler leave the cluster for good",
+		Long: `Make a running scheduler leave the cluster for good. If it leads, it hands leadership
+over first. Then it is removed, and its process ends with status 0. The command fails
+if the other schedulers could not go on alone. The data directory cannot be used again:
+to bring the scheduler back, start it with an empty one.`,
 		Args: args(1, 1, "REPLICA"), ValidArgsFunction: c.completeReplica,
 		RunE: c.online(func(ctx context.Context, args []string) error {
 			r, err := change(ctx, c, c.cluster.RemoveReplica, &clusterv1.RemoveReplicaRequest{Replica: args[0], Leave: true})
@@ -243,22 +243,23 @@ is to come back starts with an empty one.`,
 	return parent
 }
 
-// modeAuto gives the mode back to the leader's judgement.
+// modeAuto lets the leader decide the mode again.
 const modeAuto = "auto"
 
 func modes() []string { return []string{"normal", "degraded", "recovery", modeAuto} }
 
 func (c *cli) modeCommand() *cobra.Command {
-	parent := &cobra.Command{Use: "mode", Short: "Freeze or unfreeze the cluster by hand", Args: args(0, 0), RunE: help}
+	parent := &cobra.Command{Use: "mode", Short: "Show the mode of the cluster, or set it by hand", Args: args(0, 0), RunE: help}
 	var reason string
 	set := &cobra.Command{
-		Use: "set MODE --reason TEXT", Short: "Set the mode: normal, degraded or recovery; auto lets it go",
-		Long: `Set the mode: normal, degraded or recovery. In degraded and recovery changes are
-refused; no running workload is touched in any mode.
+		Use: "set MODE --reason TEXT", Short: "Set the mode: normal, degraded, recovery, or auto",
+		Long: `Set the mode: normal, degraded or recovery. In degraded and recovery the schedulers
+refuse changes. Running workloads are not touched in any mode.
 
-It holds until somebody sets another one. auto gives it back to the schedulers, who
-go by the health of their etcd; so does normal, once etcd is well.`,
-		Args: args(1, 1, "MODE"), ValidArgs: modes(),
+The mode stays until it is set again. With auto the schedulers decide by the health of
+their etcd; so they do with normal, as soon as etcd is healthy.`,
+		Example: "  persysctl mode set degraded --reason 'moving the rack'\n  persysctl mode set auto --reason done",
+		Args:    args(1, 1, "MODE"), ValidArgs: modes(),
 		RunE: c.online(func(ctx context.Context, args []string) error {
 			if reason == "" {
 				return usagef("--reason is missing: it is kept in the events")
@@ -271,14 +272,14 @@ go by the health of their etcd; so does normal, once etcd is well.`,
 				s := screen.State(r.GetMode())
 				text := "mode is " + c.paint.Paint(s.Style, s.Text)
 				if args[0] == modeAuto {
-					text += ", until the schedulers judge otherwise"
+					text += ", until the schedulers decide otherwise"
 				}
 				writeLines(c.out, []string{text})
 			})
 		}),
 	}
 	show := &cobra.Command{
-		Use: "show", Short: "Show the mode, why, since when, and whether a person set it",
+		Use: "show", Short: "Show the mode, its reason and time, and whether it was set by hand",
 		Args: args(0, 0),
 		RunE: c.online(func(ctx context.Context, _ []string) error { return c.modeShow(ctx) }),
 	}
@@ -287,7 +288,7 @@ go by the health of their etcd; so does normal, once etcd is well.`,
 	return parent
 }
 
-// modeShow goes by one replica's own picture, which there is without a leader too.
+// modeShow reads the state of the connected replica, so it works without a leader.
 func (c *cli) modeShow(ctx context.Context) error {
 	r, err := read(ctx, c, c.cluster.Status, &clusterv1.StatusRequest{})
 	if err != nil {

@@ -12,15 +12,15 @@ import (
 	"github.com/persys/compute/cmd/persysctl/screen"
 )
 
-// completeWithin is how long a shell waits for ids at most.
+// completeWithin bounds the time that a shell waits for completions.
 const completeWithin = 700 * time.Millisecond
 
 type completer func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective)
 
-// asker names what begins with a word, and perhaps more.
+// asker lists candidates for a word. It may return more than those that begin with it.
 type asker func(ctx context.Context, word string) []string
 
-// ids completes from the cluster: silently nothing when it cannot be asked.
+// ids completes with ids of the cluster, without those in not. If the cluster does not answer it returns none.
 func (c *cli) ids(cmd *cobra.Command, word string, not []string, ask asker) ([]string, cobra.ShellCompDirective) {
 	ctx, cancel := context.WithTimeout(cmd.Context(), completeWithin)
 	defer cancel()
@@ -42,19 +42,19 @@ func (c *cli) ids(cmd *cobra.Command, word string, not []string, ask asker) ([]s
 	return out, cobra.ShellCompDirectiveNoFileComp
 }
 
-// Any replica's answer is good enough for a shell, also without a leader.
+// Completions are read from any replica, even without a leader.
 const anyReplica = controlv1.ReadLevel_READ_LEVEL_STALE
 
-// justBefore is a page token that the ids beginning with word come right after: lists are in the
-// order of ids, and what is longer than a page would else end before them. Ids are ASCII and
-// have no ~, which is behind all that they have.
+// justBefore returns a page token after which the ids with that prefix come first. Lists are in the
+// order of ids, so in a large cluster the first page may not hold them. Ids are ASCII, and ~ sorts
+// behind all their characters.
 func justBefore(word string) string {
 	if word == "" {
 		return ""
 	}
 	last := word[len(word)-1]
 	if last <= ' ' || last > '~' {
-		return "" // no id has it
+		return "" // no id has such a character
 	}
 	return word[:len(word)-1] + string(rune(last-1)) + "~"
 }
@@ -95,7 +95,7 @@ func (c *cli) replicaNames(ctx context.Context, _ string) []string {
 	return out
 }
 
-// one completes a single argument, many each of a list.
+// one completes the first argument only; many completes each argument of a list.
 func (c *cli) one(ask asker) completer {
 	return func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 {

@@ -12,13 +12,12 @@ import (
 )
 
 func (c *cli) composeCommand() *cobra.Command {
-	parent := &cobra.Command{Use: "compose", Short: "Look at Compose files before they are applied", Args: args(0, 0), RunE: help}
+	parent := &cobra.Command{Use: "compose", Short: "Check Compose files before they are applied", Args: args(0, 0), RunE: help}
 	parent.AddCommand(&cobra.Command{
-		Use: "check FILE|-", Short: "Say of every key of a Compose file what happens to it",
-		Long: `Say of every key of a Compose file what happens to it on a node: honoured as
-Compose does it, translated (done in another way), ignored, or refused (the
-stack does not start while the key is there). Needs no cluster. Exit code 1 if
-anything is refused.`,
+		Use: "check FILE|-", Short: "Show how each key of a Compose file is treated",
+		Long: `Show how each key of a Compose file is treated on a node: honoured as Compose does,
+translated (done in another way), ignored, or refused (the stack does not start with
+this key). The command needs no cluster. Its exit code is 1 if a key is refused.`,
 		Example: `  persysctl compose check docker-compose.yml
   docker compose config | persysctl compose check -`,
 		Args: args(1, 1, "FILE"),

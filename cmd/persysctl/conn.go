@@ -23,21 +23,21 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// settings are how to reach the schedulers. The YAML keys and the variables
-// without a prefix are those of the legacy v1 CLI (contract/gateway-rest.md).
+// settings configure the connection. The YAML keys and the variables without the
+// prefix PERSYS_ are those of the legacy v1 CLI (contract/gateway-rest.md).
 type settings struct {
 	Server     string `env:"PERSYS_SCHEDULER_ADDR,PERSYS_SERVER,GRPC_ENDPOINT" flag:"server" short:"s" yaml:"grpc_endpoint" default:"127.0.0.1:8085" usage:"schedulers: HOST[:PORT],… or srv://NAME[?dns=HOST:PORT]; or a gateway: http(s)://HOST[:PORT]"`
-	Insecure   bool   `env:"PERSYS_INSECURE,PERSYS_SCHEDULER_INSECURE,GRPC_INSECURE" flag:"insecure" yaml:"grpc_insecure" usage:"speak plain text instead of TLS"`
+	Insecure   bool   `env:"PERSYS_INSECURE,PERSYS_SCHEDULER_INSECURE,GRPC_INSECURE" flag:"insecure" yaml:"grpc_insecure" usage:"connect in plain text, without TLS"`
 	CA         string `env:"PERSYS_TLS_CA,CA_CERT_PATH" flag:"tls-ca" yaml:"ca_cert_path" usage:"CA certificate (default ~/.persys/ca.pem)"`
 	Cert       string `env:"PERSYS_TLS_CERT,CERT_PATH" flag:"tls-cert" yaml:"cert_path" usage:"client certificate (default ~/.persys/persysctl.pem)"`
-	Key        string `env:"PERSYS_TLS_KEY,KEY_PATH" flag:"tls-key" yaml:"key_path" usage:"key of the certificate (default ~/.persys/persysctl-key.pem)"`
-	RPCTimeout int    `env:"PERSYS_RPC_TIMEOUT_SECONDS,RPC_TIMEOUT_SECONDS" flag:"rpc-timeout-seconds" yaml:"rpc_timeout_seconds" default:"20" min:"1" max:"600" usage:"seconds that one call may take"`
+	Key        string `env:"PERSYS_TLS_KEY,KEY_PATH" flag:"tls-key" yaml:"key_path" usage:"private key of the client certificate (default ~/.persys/persysctl-key.pem)"`
+	RPCTimeout int    `env:"PERSYS_RPC_TIMEOUT_SECONDS,RPC_TIMEOUT_SECONDS" flag:"rpc-timeout-seconds" yaml:"rpc_timeout_seconds" default:"20" min:"1" max:"600" usage:"time limit of one call, in seconds"`
 
 	Token     string `env:"PERSYS_TOKEN" secret:"true" usage:"bearer token for a gateway"`
-	Namespace string `env:"PERSYS_NAMESPACE" flag:"namespace" short:"n" usage:"namespace of what is applied without naming one, and of what is listed; * lists all"`
-	ClusterID string `env:"PERSYS_GATEWAY_CLUSTER_ID" flag:"cluster-id" usage:"one of a gateway's clusters (default: the gateway's own choice)"`
+	Namespace string `env:"PERSYS_NAMESPACE" flag:"namespace" short:"n" usage:"namespace for workloads whose file names none, and for lists; * lists all"`
+	ClusterID string `env:"PERSYS_GATEWAY_CLUSTER_ID" flag:"cluster-id" usage:"id of the cluster behind a gateway (default: the gateway's default)"`
 
-	// Of the legacy v1 CLI, whose way is a gateway unless it is told otherwise.
+	// Settings of the legacy v1 CLI, which uses a gateway by default.
 	APIEndpoint string `env:"API_ENDPOINT" yaml:"api_endpoint" usage:"address of a gateway; --server http(s)://… is the same"`
 	Transport   string `env:"TRANSPORT" yaml:"transport" oneof:"http,grpc" usage:"http takes api_endpoint, grpc takes grpc_endpoint"`
 
@@ -47,8 +47,8 @@ type settings struct {
 	Other otherKeys
 }
 
-// otherKeys may stand in an existing configuration file and mean nothing here:
-// certificates come from files, and agents are asked by the schedulers only.
+// otherKeys are keys that a configuration file of the legacy v1 CLI may hold and that
+// have no effect: persysctl reads certificates from files and never calls agents.
 type otherKeys struct {
 	GRPCTarget         string `yaml:"grpc_target"`
 	Verbose            string `yaml:"verbose"`
@@ -70,7 +70,7 @@ type otherKeys struct {
 	PrivateKey         string `yaml:"private_key" secret:"true"`
 }
 
-// load reads the settings once the flags are parsed.
+// load reads the settings. The flags must be parsed before.
 func (c *cli) load() error {
 	sources := config.Sources{Environ: c.environ, ReadFile: c.readFile}
 	path, must := c.configFile, c.configFile != ""
@@ -94,11 +94,11 @@ func (c *cli) load() error {
 	return c.choose()
 }
 
-// unreachableAfter is how long a call goes on while no scheduler can be reached. A person waits for the
-// answer, so the error comes early and not when the call's time is over.
+// unreachableAfter is how long a call goes on while no scheduler can be reached. It is short because a
+// person waits for the answer.
 const unreachableAfter = 2 * time.Second
 
-// link is a connection of either kind.
+// link is a connection to schedulers or to a gateway.
 type link interface {
 	grpc.ClientConnInterface
 	io.Closer
@@ -111,7 +111,7 @@ func (c *cli) use(conn link) {
 	c.trust = clusterv1.NewTrustClient(conn)
 }
 
-// connect prepares the connection; nothing is sent before the first call.
+// connect prepares the connection. Nothing is sent before the first call.
 func (c *cli) connect(ctx context.Context) error {
 	if c.conn != nil {
 		return nil
@@ -132,7 +132,7 @@ func (c *cli) connect(ctx context.Context) error {
 		}
 		opt.TLS, c.files = files, files
 	}
-	extra, err := c.follow(ctx, opt.Log)
+	extra, err := c.startTrace(ctx, opt.Log)
 	if err != nil {
 		return usagef("%v", err)
 	}
@@ -169,7 +169,7 @@ func (c *cli) certificates(log *slog.Logger) (*pki.Files, error) {
 		}
 	}
 	if _, err := os.Stat(cfg.Cert); !given && errors.Is(err, fs.ErrNotExist) {
-		return nil, failf(exitUsage, "persysctl --insecure …   for a scheduler that was started with -insecure",
+		return nil, failf(exitUsage, "persysctl --insecure …   if the scheduler runs with -insecure",
 			"no TLS certificates: set --tls-ca, --tls-cert and --tls-key (PERSYS_TLS_CA, PERSYS_TLS_CERT, PERSYS_TLS_KEY), or --insecure")
 	}
 	files, err := pki.LoadFiles(cfg)
@@ -187,15 +187,15 @@ func (c *cli) log() *slog.Logger {
 }
 
 func (c *cli) close() {
-	defer c.unfollow()
+	defer c.endTrace()
 	if c.conn != nil {
-		// Nothing is pending: every command has ended its calls.
+		// Every command has ended its calls, so an error means nothing.
 		_ = c.conn.Close()
 		c.conn = nil
 	}
 }
 
-// timeout is how long one call may take.
+// timeout is the time limit of one call.
 func (c *cli) timeout() time.Duration {
 	if c.settings.RPCTimeout <= 0 {
 		return 20 * time.Second
@@ -210,7 +210,7 @@ func call[Req, Resp any](ctx context.Context, c *cli, do func(context.Context, R
 	return do(ctx, req)
 }
 
-// read makes a call that changes nothing; its error is a failure.
+// read makes a call that changes nothing. Its error is a *failure.
 func read[Req, Resp any](ctx context.Context, c *cli, do func(context.Context, Req, ...callOption) (Resp, error), req Req) (Resp, error) {
 	resp, err := call(ctx, c, do, req)
 	if err != nil {
@@ -225,9 +225,9 @@ func read[Req, Resp any](ctx context.Context, c *cli, do func(context.Context, R
 	return resp, nil
 }
 
-// change makes a call that changes something. The connection mints one request
-// id for it and repeats it under that id, so that it happens at most once; what is
-// to be made Once it does not repeat.
+// change makes a call that changes something. The connection gives it a request id and
+// may repeat it under that id, so the change happens at most once. Calls without a
+// receipt (dial.Once) are not repeated. Its error is a *failure.
 func change[Req, Resp any](ctx context.Context, c *cli, do func(context.Context, Req, ...callOption) (Resp, error), req Req) (Resp, error) {
 	resp, err := call(ctx, c, do, req)
 	if err != nil {
@@ -236,7 +236,7 @@ func change[Req, Resp any](ctx context.Context, c *cli, do func(context.Context,
 	return resp, nil
 }
 
-// noteStale says once that an answer was served without asking a leader.
+// noteStale prints, once, that an answer was served without a leader's confirmation.
 func (c *cli) noteStale(age time.Duration) {
 	if c.staleNoted {
 		return
@@ -249,7 +249,7 @@ func (c *cli) noteStale(age time.Duration) {
 	fmt.Fprintln(c.err, c.errPaint.Paint(screen.Warn, text))
 }
 
-// level is the consistency that reads ask for.
+// level is the consistency level of reads.
 func (c *cli) level() controlv1.ReadLevel {
 	if c.stale {
 		return controlv1.ReadLevel_READ_LEVEL_STALE

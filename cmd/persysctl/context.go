@@ -15,16 +15,16 @@ import (
 
 func (c *cli) contextCommand() *cobra.Command {
 	parent := &cobra.Command{
-		Use: "context", Short: "Keep several clusters under short names and switch between them",
-		Long: `Keep several clusters under short names and switch between them.
+		Use: "context", Short: "Name clusters and switch between them",
+		Long: `Name clusters and switch between them.
 
-A context is an address (of schedulers, or of a gateway when it begins with http://
-or https://) and the files that prove who you are; it holds no secret itself. The
-file is $XDG_CONFIG_HOME/persys/contexts.yaml, by default below ~/.config.
+A context is an address (of schedulers, or of a gateway if it begins with http:// or
+https://) and the names of the files that identify you. It holds no secret. Contexts
+are kept in $XDG_CONFIG_HOME/persys/contexts.yaml, by default below ~/.config.
 
-Which cluster a command asks: --context or --server, else PERSYS_SCHEDULER_ADDR and
-its other names, else PERSYS_CONTEXT, else the current context, else the file
-~/.persys/config.yaml, else 127.0.0.1:8085.`,
+A command uses the cluster of --context or --server, else that of PERSYS_SCHEDULER_ADDR
+and its other names, else of PERSYS_CONTEXT, else of the current context, else of the
+file ~/.persys/config.yaml, else 127.0.0.1:8085.`,
 		Args: args(0, 0), RunE: help,
 	}
 	list := &cobra.Command{
@@ -43,13 +43,13 @@ its other names, else PERSYS_CONTEXT, else the current context, else the file
 			}
 			c.say(args[0], screen.Good, "is the current context")
 			if by := c.overriding(); by != "" {
-				c.empty(by+" is set and decides which cluster is asked.", "unset "+by)
+				c.empty(by+" is set and overrides the current context.", "unset "+by)
 			}
 			return nil
 		}),
 	}
 	remove := &cobra.Command{
-		Use: "remove NAME", Aliases: []string{"rm", "delete"}, Short: "Forget a context; the files that it names stay", Args: args(1, 1, "NAME"), ValidArgsFunction: c.completeContext,
+		Use: "remove NAME", Aliases: []string{"rm", "delete"}, Short: "Remove a context, and keep the files that it names", Args: args(1, 1, "NAME"), ValidArgsFunction: c.completeContext,
 		RunE: c.withContexts(func(f *contexts.File, args []string) error {
 			current := f.Current == args[0]
 			if !f.Remove(args[0]) {
@@ -66,7 +66,7 @@ its other names, else PERSYS_CONTEXT, else the current context, else the file
 		}),
 	}
 	show := &cobra.Command{
-		Use: "show [NAME]", Short: "Show a context, or which cluster is asked and why", Args: args(0, 1, "NAME"), ValidArgsFunction: c.completeContext,
+		Use: "show [NAME]", Short: "Show a context, or which cluster is in use and why", Args: args(0, 1, "NAME"), ValidArgsFunction: c.completeContext,
 		RunE: func(_ *cobra.Command, args []string) error { return c.showContext(args) },
 	}
 	parent.AddCommand(list, use, c.addContextCommand(), remove, show)
@@ -74,7 +74,7 @@ its other names, else PERSYS_CONTEXT, else the current context, else the file
 }
 
 func noContext(name string) error {
-	return failf(exitNotFound, "persysctl context list", "there is no context %q", name)
+	return failf(exitNotFound, "persysctl context list", "context %q does not exist", name)
 }
 
 func (c *cli) withContexts(do func(*contexts.File, []string) error) func(*cobra.Command, []string) error {
@@ -87,7 +87,7 @@ func (c *cli) withContexts(do func(*contexts.File, []string) error) func(*cobra.
 	}
 }
 
-// overriding names the variable that beats the current context, if one is set.
+// overriding is the variable that overrides the current context, "" if none is set.
 func (c *cli) overriding() string {
 	for _, name := range []string{"PERSYS_SCHEDULER_ADDR", "PERSYS_SERVER", "GRPC_ENDPOINT", "API_ENDPOINT", "PERSYS_CONTEXT"} {
 		if v, ok := c.environ(name); ok && v != "" {
@@ -101,7 +101,7 @@ func (c *cli) addContextCommand() *cobra.Command {
 	var tokenFile string
 	var use, replace bool
 	cmd := &cobra.Command{
-		Use: "add NAME --server ADDRESS", Short: "Keep a cluster under a name, with the connection flags that are given",
+		Use: "add NAME --server ADDRESS", Short: "Add a cluster under a name, with the connection flags of this command",
 		Example: `  persysctl context add home --server 10.0.0.1,10.0.0.2 --tls-ca ca.pem --tls-cert me.pem --tls-key me-key.pem
   persysctl context add work --server https://gateway.example:8551 --token-file ~/.persys/token --use
   persysctl context add dev --server 127.0.0.1:8085 --insecure`,
@@ -112,7 +112,7 @@ func (c *cli) addContextCommand() *cobra.Command {
 				return err
 			}
 			if _, there := f.Get(entry.Name); there && !replace {
-				return failf(exitFailed, "persysctl context show "+entry.Name+"   or add --replace", "there is a context %q already", entry.Name)
+				return failf(exitFailed, "persysctl context show "+entry.Name+"   or add --replace", "context %q exists already", entry.Name)
 			}
 			if err := f.Put(entry); err != nil {
 				return usagef("%v", err)
@@ -131,14 +131,14 @@ func (c *cli) addContextCommand() *cobra.Command {
 		}),
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&tokenFile, "token-file", "", "file with a bearer token for a gateway; it is read at every call")
+	flags.StringVar(&tokenFile, "token-file", "", "file with a bearer token for a gateway, read at every call")
 	flags.BoolVar(&use, "use", false, "make it the current context")
 	flags.BoolVar(&replace, "replace", false, "replace the context of that name")
 	return cmd
 }
 
-// newContext is what the connection flags say. The environment is left out: what
-// is kept is what was typed.
+// newContext makes a context of the connection flags. It ignores the environment, so that
+// the context holds what was typed.
 func (c *cli) newContext(name, tokenFile string) (contexts.Context, error) {
 	if err := c.loader.Load(config.Sources{}); err != nil {
 		return contexts.Context{}, usagef("%s", strings.ReplaceAll(err.Error(), "\n", "; "))
@@ -201,7 +201,7 @@ func (c *cli) listContexts(f *contexts.File) error {
 		}
 		c.print(t)
 		if by := c.overriding(); by != "" {
-			c.empty(by+" is set and decides which cluster is asked.", "unset "+by)
+			c.empty(by+" is set and overrides the current context.", "unset "+by)
 		}
 	})
 }

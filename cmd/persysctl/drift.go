@@ -12,10 +12,10 @@ import (
 
 func (c *cli) driftCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "drift", Short: "Show where nodes differ from the schedulers, and decide about orphans",
-		Long: `Show where what nodes have differs from what the schedulers know. Most of it is
-repaired by itself. An orphan, which a node has and is not to have, is left alone
-until a person says what it is: adopt it, or delete it.`,
+		Use: "drift", Short: "List differences between nodes and schedulers, and resolve orphans",
+		Long: `List differences between the nodes and the schedulers' state, and resolve orphans. Most
+differences are repaired automatically. An orphan is a workload that a node runs without
+an order; it is left alone until you adopt or delete it.`,
 		Args: args(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -26,7 +26,7 @@ until a person says what it is: adopt it, or delete it.`,
 func (c *cli) driftListCommand() *cobra.Command {
 	req := &clusterv1.ListDriftsRequest{}
 	cmd := &cobra.Command{
-		Use: "list", Short: "List the differences that there are now", Aliases: []string{"ls"},
+		Use: "list", Short: "List the present differences", Aliases: []string{"ls"},
 		Example: "  persysctl drift list\n  persysctl drift list --node node-a --type orphan_on_agent",
 		Args:    args(0, 0),
 		RunE: c.online(func(ctx context.Context, _ []string) error {
@@ -38,9 +38,9 @@ func (c *cli) driftListCommand() *cobra.Command {
 		}),
 	}
 	f := cmd.Flags()
-	f.StringVar(&req.NodeId, "node", "", "only of this node")
-	f.StringVar(&req.WorkloadId, "workload", "", "only of this workload")
-	f.StringVar(&req.Type, "type", "", "only of this kind: orphan_on_agent, state_mismatch, revision_mismatch or missing_on_agent")
+	f.StringVar(&req.NodeId, "node", "", "only differences of this node")
+	f.StringVar(&req.WorkloadId, "workload", "", "only differences of this workload")
+	f.StringVar(&req.Type, "type", "", "only this type: orphan_on_agent, state_mismatch, revision_mismatch or missing_on_agent")
 	return c.watchable(cmd)
 }
 
@@ -82,10 +82,10 @@ func (c *cli) showDrifts(list []*clusterv1.Drift) {
 func (c *cli) driftAdoptCommand() *cobra.Command {
 	var o applyOptions
 	cmd := &cobra.Command{
-		Use: "adopt NODE WORKLOAD", Short: "Make an orphan the workload of the node that has it",
-		Long: `Make an orphan the workload of the node that has it. If the schedulers know no
-workload of that name, -f names the file with its specification. The node gets a
-new order; what runs there is replaced only where it differs.`,
+		Use: "adopt NODE WORKLOAD", Short: "Adopt an orphan: make it a workload on its node",
+		Long: `Adopt an orphan: make it a workload on its node. If the schedulers have no workload of
+that name, give the file of its specification with -f. The running instance is replaced
+only if it differs from the specification.`,
 		Example: "  persysctl drift adopt node-a web\n  persysctl drift adopt node-a web -f web.yaml",
 		Args:    args(2, 2, "NODE", "WORKLOAD"), ValidArgsFunction: c.completeNode,
 		RunE: c.online(func(ctx context.Context, args []string) error {
@@ -96,7 +96,7 @@ new order; what runs there is replaced only where it differs.`,
 					return err
 				}
 				if len(list) != 1 {
-					return failf(exitUsage, "", "%s are given, an orphan is one", plural(len(list), "workload"))
+					return failf(exitUsage, "", "%s given, but an orphan is one workload", plural(len(list), "workload"))
 				}
 				if err := c.place(list); err != nil {
 					return err
@@ -115,8 +115,8 @@ new order; what runs there is replaced only where it differs.`,
 	return cmd
 }
 
-// deletes makes cmd delete one thing on one node, whose names are its arguments; question has both,
-// the thing first. said is what an answer means: that it is gone, or that its node has yet to do it.
+// deletes makes cmd delete one thing on one node; its arguments are the node and the thing. question is a
+// format for the thing and the node, and said describes the result: "deleted" or "deleting".
 func (c *cli) deletes(cmd *cobra.Command, question, said string, do func(ctx context.Context, node, what string) (message, error)) *cobra.Command {
 	var yes bool
 	cmd.RunE = c.online(func(ctx context.Context, args []string) error {
@@ -139,10 +139,10 @@ func (c *cli) deletes(cmd *cobra.Command, question, said string, do func(ctx con
 
 func (c *cli) driftDeleteCommand() *cobra.Command {
 	return c.deletes(&cobra.Command{
-		Use: "delete NODE WORKLOAD", Short: "Have a node stop and remove an orphan", Aliases: []string{"rm"},
+		Use: "delete NODE WORKLOAD", Short: "Stop an orphan and remove it from its node", Aliases: []string{"rm"},
 		Example: "  persysctl drift delete node-a web",
 		Args:    args(2, 2, "NODE", "WORKLOAD"), ValidArgsFunction: c.completeNode,
-	}, "Delete %s on %s, with what it stored there?", "deleting", func(ctx context.Context, node, what string) (message, error) {
+	}, "Delete %s on %s, with its data?", "deleting", func(ctx context.Context, node, what string) (message, error) {
 		return change(ctx, c, c.cluster.DeleteDrift, &clusterv1.DeleteDriftRequest{NodeId: node, WorkloadId: what})
 	})
 }

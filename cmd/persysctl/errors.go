@@ -24,7 +24,7 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// Exit codes never change; exitCodes says what each means.
+// Exit codes are part of the interface and never change. exitCodes describes them.
 const (
 	exitOK          = 0
 	exitFailed      = 1
@@ -47,20 +47,20 @@ func exitCodes() []exitCode {
 		{exitFailed, "refused, failed, or not allowed", "the error says why"},
 		{exitUsage, "the command line or the configuration is wrong", "nothing was sent"},
 		{exitNotFound, "no such workload, node, replica or context", ""},
-		{exitUnavailable, "nobody answers, or there is no leader", "nothing was changed; try again"},
+		{exitUnavailable, "no scheduler answers, or there is no leader", "nothing was changed; try again"},
 		{exitTimeout, "--wait ended before the goal was reached", "the change itself stays"},
-		{exitUnknown, "the change may or may not have happened", "look first; to apply again is safe"},
+		{exitUnknown, "the change may or may not have happened", "look first; applying again is safe"},
 		{exitInterrupted, "Ctrl-C", "a change that was sent stays"},
 	}
 }
 
-// failure is an error as it is shown: one sentence, and the command to type next.
+// failure is an error for the user: one sentence, and the next command to type.
 type failure struct {
 	code  int
 	text  string
 	hint  string
 	cause error
-	quiet bool // everything has been said already
+	quiet bool // the error has been printed already
 }
 
 func (f *failure) Error() string { return f.text }
@@ -70,14 +70,14 @@ func failf(code int, hint, format string, args ...any) *failure {
 	return &failure{code: code, hint: hint, text: fmt.Sprintf(format, args...)}
 }
 
-// usagef is a mistake in the command line.
+// usagef makes the failure of a wrong command line.
 func usagef(format string, args ...any) *failure { return failf(exitUsage, "", format, args...) }
 
-// nextCommand finds the command that a server's message ends with, as in
+// nextCommand finds the command at the end of a server's message, as in
 // "node "x" not found; `persysctl nodes` lists them".
 var nextCommand = regexp.MustCompile("[;,:] *`(persysctl [^`]+)`[^`]*$")
 
-// methodName is how the connection begins its own errors.
+// methodName matches the beginning of the errors that package dial makes.
 var methodName = regexp.MustCompile(`^/persys\.[\w.]+/\w+: `)
 
 // operations are the names that schedulers put before their errors, such as "list revisions" for ListRevisions.
@@ -96,13 +96,13 @@ var operations = sync.OnceValue(func() map[string]bool {
 	return out
 })
 
-// explain turns any error of a call into a failure. mutation tells whether the
-// call could have changed something.
+// explain turns an error of a call into a failure. mutation reports whether the call
+// could have changed something.
 func (c *cli) explain(err error, mutation bool) *failure {
 	return c.explained(err, mutation, c.timeout())
 }
 
-// explained is explain for a call that could take until limit.
+// explained is explain for a call with another deadline than the usual one.
 func (c *cli) explained(err error, mutation bool, limit time.Duration) *failure {
 	var f *failure
 	if errors.As(err, &f) {
@@ -134,7 +134,7 @@ func (c *cli) explained(err error, mutation bool, limit time.Duration) *failure 
 		case mutation:
 			unknownOutcome(f)
 		default:
-			f.code, f.text, f.hint = exitUnavailable, "the scheduler that was asked fell silent; nothing was changed", "persysctl status"
+			f.code, f.text, f.hint = exitUnavailable, "the scheduler stopped answering; nothing was changed", "persysctl status"
 		}
 	case codes.DeadlineExceeded:
 		f.code, f.text, f.hint = exitUnavailable, fmt.Sprintf("no answer within %s", limit), "persysctl status"
@@ -147,7 +147,7 @@ func (c *cli) explained(err error, mutation bool, limit time.Duration) *failure 
 		f.hint = orText(f.hint, "use another certificate: --tls-cert FILE --tls-key FILE")
 	case codes.Unimplemented:
 		if dial.Reason(err) == restconn.ReasonNoRoute {
-			break // says all of it
+			break // its text is complete
 		}
 		f.text = "this scheduler does not know the call: " + f.text
 		f.hint = orText(f.hint, "compare `persysctl version` with the version in `persysctl status`")
@@ -159,13 +159,13 @@ func unknownOutcome(f *failure) {
 	f.code = exitUnknown
 	f.text = methodName.ReplaceAllString(f.text, "")
 	if said, _, ok := strings.Cut(f.text, "tell the outcome:"); ok {
-		f.text = said + "tell the outcome" // the rest is about sockets; -v shows it
+		f.text = said + "tell the outcome" // without the error of the socket, which -v shows
 	}
 	f.text = "the change may or may not have happened: " + f.text
 	f.hint = "look with `persysctl events --tail 10` before you type the same command again"
 }
 
-// unreachable explains the many faces of a connection that does not work.
+// unreachable explains why a connection failed.
 func (c *cli) unreachable(f *failure, reason string) {
 	f.code = exitUnavailable
 	if reason == dial.ReasonNoLeader || reason == dial.ReasonNotLeader {
@@ -191,12 +191,12 @@ func (c *cli) unreachable(f *failure, reason string) {
 		f.text, f.hint = fmt.Sprintf("no trusted connection to %s: %s", where, shortCause(f.text)), secured
 	case strings.Contains(low, "connection refused"):
 		f.text = fmt.Sprintf("no scheduler listens at %s (connection refused)", where)
-		f.hint = "name a scheduler with --server HOST:PORT; on its own machine: systemctl status persys-scheduler; to try Persys here: persys dev"
+		f.hint = "name a scheduler with --server HOST:PORT, check it on its machine (systemctl status persys-scheduler), or start a cluster here: persys dev"
 	case c.settings.Insecure && (strings.Contains(low, "eof") || strings.Contains(low, "reset by peer") || strings.Contains(low, "preface")):
 		f.text = fmt.Sprintf("%s closes plain-text connections; it probably wants TLS", where)
 		f.hint = "leave --insecure out and give --tls-ca, --tls-cert and --tls-key"
 	case reason == "" && !transport(low):
-		// A scheduler did answer: something behind it does not.
+		// A scheduler has answered; the fault is behind it, for example at an agent.
 		if _, own, ok := strings.Cut(f.text, "rounds: "); ok {
 			f.text = own
 		}
@@ -251,7 +251,7 @@ func (c *cli) unreachableGateway(f *failure, where, low string) {
 	}
 }
 
-// transport reports whether a message is about the connection to a scheduler.
+// transport reports whether a message, in lower case, is about the connection and not about the call.
 func transport(low string) bool {
 	for _, sign := range []string{"connection error", "transport", "dialing", "error reading", "stopped answering", "no scheduler address", "closing", "goaway", "connection is"} {
 		if strings.Contains(low, sign) {
@@ -261,7 +261,7 @@ func transport(low string) bool {
 	return false
 }
 
-// shortCause takes the last cause out of gRPC's nested sentences.
+// shortCause returns the innermost cause of gRPC's nested messages.
 func shortCause(s string) string {
 	for _, cutAt := range []string{"desc = ", "rounds: ", "error while dialing: "} {
 		if i := strings.LastIndex(s, cutAt); i >= 0 {
@@ -297,8 +297,8 @@ func (c *cli) report(err error) int {
 	return f.code
 }
 
-// several collects the failures of a command with several targets: each is shown
-// as it happens, and the worst decides the exit code.
+// several collects the failures of a command with several targets. Each is printed
+// when it happens, and the worst decides the exit code.
 type several struct {
 	c     *cli
 	worst *failure
@@ -315,7 +315,7 @@ func (s *several) add(err error) {
 	}
 }
 
-// rank orders exit codes by how much they ask of the caller.
+// rank orders exit codes by severity.
 func rank(code int) int {
 	switch code {
 	case exitInterrupted:

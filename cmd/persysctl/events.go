@@ -18,7 +18,7 @@ import (
 	"github.com/persys/compute/cmd/persysctl/screen"
 )
 
-// errEOF is the end of a stream that went well.
+// errEOF is the error of a stream that has ended without a fault.
 var errEOF = io.EOF
 
 type message = proto.Message
@@ -33,18 +33,18 @@ type eventOptions struct {
 func (c *cli) eventsCommand() *cobra.Command {
 	var o eventOptions
 	cmd := &cobra.Command{
-		Use: "events", Short: "Show what happened, and with -w what happens",
+		Use: "events", Short: "Show past events, and new ones with -w",
 		Example: "  persysctl events -w\n  persysctl events --workload web --tail 20",
 		Args:    args(0, 0),
 		RunE:    c.online(func(ctx context.Context, _ []string) error { return c.events(ctx, o) }),
 	}
 	f := cmd.Flags()
-	f.BoolVarP(&o.watch, "watch", "w", false, "go on showing new events until Ctrl-C")
-	f.StringVar(&o.workload, "workload", "", "only about this workload")
-	f.StringVar(&o.node, "node", "", "only about this node")
-	f.StringSliceVar(&o.types, "type", nil, "only of these types, for instance NodeLost")
-	f.Int32Var(&o.tail, "tail", 50, "the newest so many of the past; 0 is all that are kept")
-	// Declared above, so there is nothing to fail.
+	f.BoolVarP(&o.watch, "watch", "w", false, "show new events until Ctrl-C")
+	f.StringVar(&o.workload, "workload", "", "only events of this workload")
+	f.StringVar(&o.node, "node", "", "only events of this node")
+	f.StringSliceVar(&o.types, "type", nil, "only events of these types, for example NodeLost")
+	f.Int32Var(&o.tail, "tail", 50, "number of past events, the newest; 0 shows all")
+	// These fail for unknown flags only.
 	_ = cmd.RegisterFlagCompletionFunc("workload", c.completeWorkload)
 	_ = cmd.RegisterFlagCompletionFunc("node", c.completeNode)
 	return cmd
@@ -88,8 +88,8 @@ func (c *cli) pastEvents(ctx context.Context, req *clusterv1.EventsRequest) ([]*
 	return list, nil
 }
 
-// emitEvents writes {"events": […]}; our API streams events and has no message
-// for a list of them.
+// emitEvents writes {"events": […]}. The API has no message for a list of events, because
+// it streams them.
 func (c *cli) emitEvents(list []*clusterv1.Event) error {
 	var b strings.Builder
 	if c.output == outYAML {
@@ -152,8 +152,8 @@ func eventStyle(kind string) screen.Style {
 	return screen.Plain
 }
 
-// eventText is reason, message and details in one line; a change of state is
-// shown as an arrow.
+// eventText is reason, message and details in one line. A change of state is shown as
+// FROM → TO.
 func eventText(e *clusterv1.Event) string {
 	details := maps.Clone(e.GetDetails())
 	var first string
@@ -161,7 +161,7 @@ func eventText(e *clusterv1.Event) string {
 		first = from + " → " + to
 		delete(details, "to")
 	}
-	// Who called from where is for `persysctl audit`.
+	// `persysctl audit` shows the caller.
 	delete(details, "from")
 	delete(details, "caller")
 	out := joinNonEmpty("; ", first, joinNonEmpty(": ", e.GetReason(), e.GetMessage()))
@@ -172,11 +172,11 @@ func eventText(e *clusterv1.Event) string {
 	return joinNonEmpty(" ", out, strings.Join(rest, " "))
 }
 
-// eventWidth holds the longest type of an event.
+// eventWidth is the length of the longest event type.
 const eventWidth = 18
 
-// watchEvents prints events as they come; after a broken connection it goes on
-// behind the last one.
+// watchEvents prints events as they happen. After a broken connection it continues after
+// the last one.
 func (c *cli) watchEvents(ctx context.Context, req *clusterv1.EventsRequest) error {
 	req.Follow = true
 	open := func(ctx context.Context) (receiver[*clusterv1.Event], error) { return c.cluster.Events(ctx, req) }
@@ -205,8 +205,8 @@ func onNode(node string) string {
 	return "on " + node
 }
 
-// showRecent adds the latest events to a detailed view. They are an extra: when
-// they cannot be had, the view says so and stays.
+// showRecent adds the latest events to a detailed view, or a note if they cannot be
+// read.
 func (c *cli) showRecent(ctx context.Context, req *clusterv1.EventsRequest) {
 	list, err := c.pastEvents(ctx, req)
 	if err != nil {

@@ -17,24 +17,24 @@ import (
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 )
 
-// exitBroken is the exit code of a session that ended without its command's.
+// exitBroken is the exit code of a session that ends before its command.
 const exitBroken = 255
 
-// leave is the key that leaves a console: Ctrl-].
+// leave is the key that leaves a console, Ctrl-].
 const leave = 0x1d
 
-// interruptGrace is what a command gets to end after Ctrl-C.
+// interruptGrace is how long a command may take to end after Ctrl-C.
 const interruptGrace = 10 * time.Second
 
 func (c *cli) execCommand() *cobra.Command {
 	open := &clusterv1.ExecOpen{}
 	cmd := &cobra.Command{
-		Use: "exec WORKLOAD [--service SERVICE] -- COMMAND [ARGS]", Short: "Run a command in a workload that runs",
-		Long: `Run a command in a workload that runs. Its exit code is this program's; 255 means
-that the session broke off. Nothing but the command is run: for a shell's words and
-pipes name a shell. Who ran what where is kept (persysctl audit).
+		Use: "exec WORKLOAD [--service SERVICE] -- COMMAND [ARGS]", Short: "Run a command in a running workload",
+		Long: `Run a command in a running workload, and exit with its exit code; 255 means that the
+session was interrupted. The command is not run by a shell: for pipes and variables,
+run a shell. Sessions are recorded (persysctl audit).
 
-Ctrl-C goes to the command. What it leaves running ends with the session.`,
+Ctrl-C is sent to the command. Processes that it leaves running end with the session.`,
 		Example: "  persysctl exec web -- cat /etc/hosts\n  persysctl exec -it web -- sh\n  persysctl exec shop --service db -i -- psql < dump.sql",
 		Args:    args(2, -1, "WORKLOAD", "COMMAND"), ValidArgsFunction: c.completeWorkload,
 		RunE: c.online(func(ctx context.Context, args []string) error {
@@ -44,18 +44,18 @@ Ctrl-C goes to the command. What it leaves running ends with the session.`,
 	}
 	f := cmd.Flags()
 	f.SetInterspersed(true)
-	f.BoolVarP(&open.Input, "stdin", "i", false, "give the command what comes in here")
+	f.BoolVarP(&open.Input, "stdin", "i", false, "pass standard input to the command")
 	f.BoolVarP(&open.Tty, "tty", "t", false, "give the command a terminal")
-	f.StringVar(&open.Service, "service", "", "the service of a Compose workload")
+	f.StringVar(&open.Service, "service", "", "service of a Compose workload")
 	return cmd
 }
 
 func (c *cli) consoleCommand() *cobra.Command {
 	open := &clusterv1.ExecOpen{Console: true, Input: true, Tty: true}
 	cmd := &cobra.Command{
-		Use: "console WORKLOAD", Short: "Connect to the console of a machine, or of a container",
-		Long: `Connect to the console of a workload: the serial line of a virtual machine, or what
-the first process of a container says. Ctrl-] leaves it; the workload goes on.`,
+		Use: "console WORKLOAD", Short: "Connect to the console of a virtual machine or container",
+		Long: `Connect to the console of a workload: the serial line of a virtual machine, or the
+first process of a container. Ctrl-] leaves it, and the workload goes on.`,
 		Example: "  persysctl console db-vm\n  persysctl console shop --service web",
 		Args:    args(1, 1, "WORKLOAD"), ValidArgsFunction: c.completeWorkload,
 		RunE: c.online(func(ctx context.Context, args []string) error {
@@ -63,20 +63,20 @@ the first process of a container says. Ctrl-] leaves it; the workload goes on.`,
 			return c.session(ctx, open)
 		}),
 	}
-	cmd.Flags().StringVar(&open.Service, "service", "", "the service of a Compose workload")
+	cmd.Flags().StringVar(&open.Service, "service", "", "service of a Compose workload")
 	return cmd
 }
 
-// session runs one session to its end. The command's exit code becomes the program's.
+// session runs one session to its end. Its error has the exit code of the command.
 func (c *cli) session(ctx context.Context, open *clusterv1.ExecOpen) error {
-	// Ctrl-C is the command's; only what comes after it ends the session.
+	// Ctrl-C goes to the command, so it must not end this context.
 	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	tty := open.GetTty() && open.GetInput() && c.inTerm && c.raw != nil
 	if open.GetTty() && c.size != nil {
 		open.Size = terminalSize(c.size())
 	}
-	// Before it has opened nothing is known of the command, so an interruption is the end.
+	// Until the session is open there is no command, so Ctrl-C ends the program.
 	unhook := context.AfterFunc(ctx, cancel)
 	say, first, err := c.openSession(life, open)
 	if !unhook() {
@@ -107,8 +107,8 @@ func (c *cli) session(ctx context.Context, open *clusterv1.ExecOpen) error {
 		go say.resize(life, c.resized(life), c.size)
 	}
 	defer context.AfterFunc(ctx, func() {
-		time.AfterFunc(cmp.Or(c.grace, interruptGrace), cancel)                                    // first: who reads no input takes no signal
-		_ = say.say(&clusterv1.ExecRequest{Message: &clusterv1.ExecRequest_Signal{Signal: "INT"}}) // it may be over
+		time.AfterFunc(cmp.Or(c.grace, interruptGrace), cancel)                                    // first, because Send waits while the command reads no input
+		_ = say.say(&clusterv1.ExecRequest{Message: &clusterv1.ExecRequest_Signal{Signal: "INT"}}) // the session may have ended
 	})()
 	type end struct {
 		code int32
@@ -157,7 +157,7 @@ func (c *cli) openSession(ctx context.Context, open *clusterv1.ExecOpen) (*sayer
 	return say, first, err
 }
 
-// hear writes what the session says until it ends.
+// hear writes the session's output until its exit code.
 func (c *cli) hear(stream clusterv1.Cluster_ExecClient) (int32, error) {
 	for {
 		m, err := stream.Recv()
@@ -182,8 +182,8 @@ func (c *cli) hear(stream clusterv1.Cluster_ExecClient) (int32, error) {
 	}
 }
 
-// typed sends what comes in until it ends. It may wait for ever for a person who types nothing more;
-// the program ends without it.
+// typed sends the input until it ends. A read from a terminal cannot be interrupted, so the program
+// ends without waiting for typed.
 func (c *cli) typed(say *sayer, console bool, left chan<- struct{}) {
 	buffer := make([]byte, 16<<10)
 	for {
@@ -197,7 +197,7 @@ func (c *cli) typed(say *sayer, console bool, left chan<- struct{}) {
 		}
 		if len(data) > 0 {
 			if say.say(&clusterv1.ExecRequest{Message: &clusterv1.ExecRequest_Input{Input: data}}) != nil {
-				return // over
+				return // the session has ended
 			}
 		}
 		if at >= 0 {
@@ -205,13 +205,13 @@ func (c *cli) typed(say *sayer, console bool, left chan<- struct{}) {
 			return
 		}
 		if err != nil {
-			_ = say.say(&clusterv1.ExecRequest{Message: &clusterv1.ExecRequest_EndInput{EndInput: true}}) // it may be over
+			_ = say.say(&clusterv1.ExecRequest{Message: &clusterv1.ExecRequest_EndInput{EndInput: true}}) // the session may have ended
 			return
 		}
 	}
 }
 
-// sayer lets several speak on one stream.
+// sayer lets several goroutines send on one stream.
 type sayer struct {
 	mu     sync.Mutex
 	stream clusterv1.Cluster_ExecClient
@@ -223,7 +223,7 @@ func (s *sayer) say(m *clusterv1.ExecRequest) error {
 	return s.stream.Send(m)
 }
 
-// resize passes on the terminal's size whenever it changes, until ctx ends.
+// resize sends the size of the terminal whenever it changes, until ctx ends.
 func (s *sayer) resize(ctx context.Context, changed <-chan struct{}, size func() (columns, rows int)) {
 	for {
 		select {
@@ -232,7 +232,7 @@ func (s *sayer) resize(ctx context.Context, changed <-chan struct{}, size func()
 		case <-changed:
 		}
 		if z := terminalSize(size()); z != nil {
-			_ = s.say(&clusterv1.ExecRequest{Message: &clusterv1.ExecRequest_Resize{Resize: z}}) // it may be over
+			_ = s.say(&clusterv1.ExecRequest{Message: &clusterv1.ExecRequest_Resize{Resize: z}}) // the session may have ended
 		}
 	}
 }

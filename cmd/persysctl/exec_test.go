@@ -19,7 +19,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// Exec is a session of a few commands: say, cat, wait and broken.
+// Exec runs one of these commands: say, cat, wait and broken.
 func (f *fake) Exec(stream clusterv1.Cluster_ExecServer) error {
 	m, err := stream.Recv()
 	if err != nil {
@@ -86,7 +86,7 @@ func (f *fake) Exec(stream clusterv1.Cluster_ExecServer) error {
 	}
 }
 
-// execWays are how a session gets to a scheduler: straight, and through a gateway.
+// execWays are the kinds of connection: to a scheduler, and to a gateway.
 func execWays(t *testing.T, f *fake) map[string][]string {
 	return map[string][]string{"straight": {"--insecure", "-s", f.addr}, "gateway": {"-s", behind(t, f, 10*time.Second)}}
 }
@@ -131,7 +131,7 @@ func testExec(t *testing.T, f *fake, to []string) {
 	}
 }
 
-// keyboard is a terminal whose keys a test types.
+// keyboard gives the session a terminal; the test types its keys.
 func (s *session) keyboard(t *testing.T) (keys *io.PipeWriter, resized chan struct{}, raw *int) {
 	in, keys := io.Pipe()
 	t.Cleanup(func() { _ = in.Close() })
@@ -143,7 +143,7 @@ func (s *session) keyboard(t *testing.T) (keys *io.PipeWriter, resized chan stru
 	return keys, resized, raw
 }
 
-// prints waits until a run has printed something.
+// prints waits until the output has a text.
 func (s *session) prints(t *testing.T, text string) {
 	t.Helper()
 	testbed.Within(t, testbed.Patience, "the output", func() error {
@@ -208,7 +208,7 @@ func TestCtrlCGoesToTheCommand(t *testing.T) {
 
 func testCtrlCGoesToTheCommand(t *testing.T, f *fake, to []string) {
 	s := newSession(t)
-	keys, _, _ := s.keyboard(t) // never typed on: -i is not given
+	keys, _, _ := s.keyboard(t) // without -i no key is read
 	defer keys.Close()
 	ctx, interrupt := context.WithCancel(s.ctx)
 	defer interrupt()
@@ -222,8 +222,8 @@ func testCtrlCGoesToTheCommand(t *testing.T, f *fake, to []string) {
 	}
 }
 
-// deaf is a session whose command runs and reads none of its input: what is sent stays where it is, as the flow
-// control of a connection has it.
+// deaf is a session whose command reads no input, so Send blocks, as under the flow control of a
+// connection.
 type deaf struct {
 	clusterv1.ClusterClient
 	grpc.ClientStream
@@ -262,7 +262,7 @@ type endless struct{}
 
 func (endless) Read(p []byte) (int, error) { return len(p), nil }
 
-// A command that does not read its input gets no signal either, and no longer than the grace to end.
+// A command that reads no input also gets no signal; the session ends after the grace period.
 func TestCtrlCEndsASessionThatTakesNoInput(t *testing.T) {
 	ctx, interrupt := context.WithCancel(t.Context())
 	defer interrupt()

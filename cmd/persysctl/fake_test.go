@@ -23,19 +23,19 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// epoch is the time of all tests.
+// epoch is the present time in all tests.
 var epoch = time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 
 func before(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(epoch.Add(-d)) }
 
-// fake is a scheduler with fixed data, whose answers a test can replace.
+// fake is a scheduler with fixed data; tests may replace its answers.
 type fake struct {
 	controlv1.UnimplementedAgentControlServer
 	clusterv1.UnimplementedClusterServer
 	addr string
 
 	mu        sync.Mutex
-	fail      map[string][]error // by the method's name: one per call
+	fail      map[string][]error // method → errors of its next calls
 	nodes     []*controlv1.NodeView
 	workloads []*controlv1.WorkloadView
 	events    []*clusterv1.Event
@@ -44,16 +44,16 @@ type fake struct {
 	logs      []*clusterv1.LogChunk
 	logBreaks int // streams that break after the last chunk
 	moves     []*clusterv1.PlannedMove
-	backup    []byte // a whole one
+	backup    []byte // content of a complete backup
 	restores  []*clusterv1.RestoreBackupRequest
 	mirrored  []bool
 	imports   []*clusterv1.ImportMirrorRequest
-	taken     []byte            // what the last restore sent
-	refuse    map[string]string // workload → why
-	script    []scene           // one per opening of a watch
+	taken     []byte            // data of the last restore
+	refuse    map[string]string // workload → reason
+	script    []scene           // one for each opening of a watch
 	stale     bool
-	rolls     int    // looks at a rollout
-	leaderAt  string // told in trailers
+	rolls     int    // reads of a rollout
+	leaderAt  string // address of the leader, sent in trailers
 	slow      time.Duration
 
 	watches    []*clusterv1.WatchWorkloadsRequest
@@ -61,7 +61,7 @@ type fake struct {
 	requestIDs []string
 }
 
-// scene is what one watch tells before it ends with err, or stays open for nil.
+// scene is the changes of one watch, which then ends with err, or stays open if err is nil.
 type scene struct {
 	pause   time.Duration // before the changes
 	changes []*clusterv1.WorkloadChange
@@ -87,7 +87,7 @@ func start(t testing.TB, files *pki.Files) *fake {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = s.Serve(l) // ends with Stop
+		_ = s.Serve(l) // returns after Stop
 	}()
 	t.Cleanup(func() { s.Stop(); <-done })
 	return f
@@ -131,7 +131,7 @@ func (f *fake) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo
 	return h(srv, ss)
 }
 
-// last is the newest request of a type.
+// last returns the newest request of a type.
 func last[T any](f *fake) (out T) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -181,7 +181,7 @@ func (f *fake) find(id string) *controlv1.WorkloadView {
 	return nil
 }
 
-// ListWorkloads has pages of two, whatever is asked for, so that paging is used.
+// ListWorkloads returns pages of two, whatever the request says, so that paging is tested.
 func (f *fake) ListWorkloads(_ context.Context, req *controlv1.ListWorkloadsRequest) (*controlv1.ListWorkloadsResponse, error) {
 	out := &controlv1.ListWorkloadsResponse{Index: 42, Stale: f.stale, AgeMs: f.age()}
 	for _, w := range f.workloads {
@@ -377,7 +377,7 @@ func (f *fake) ListVolumes(_ context.Context, req *clusterv1.ListVolumesRequest)
 	return out, nil
 }
 
-// namespaces are fixed, and one of them is over its quota.
+// namespaces are fixed data; one of them is over its quota.
 func namespaces() []*clusterv1.Namespace {
 	return []*clusterv1.Namespace{
 		{Name: "default", Quota: &clusterv1.NamespaceAmounts{}, Used: &clusterv1.NamespaceAmounts{CpuMillicores: 750, MemoryMib: 640, Workloads: 5}},
@@ -610,7 +610,7 @@ func (f *fake) RemoveReplica(context.Context, *clusterv1.RemoveReplicaRequest) (
 	return &clusterv1.RemoveReplicaResponse{}, nil
 }
 
-// fill makes the fixed data: something of every kind, and some of it too long.
+// fill sets the fixed data: at least one of every kind, some with long names.
 func (f *fake) fill() {
 	f.nodes = []*controlv1.NodeView{
 		{NodeId: "node-a", Status: "Ready", StatusUpdatedAt: before(26 * time.Hour), LastHeartbeat: before(2 * time.Second), GrpcEndpoint: "10.0.0.1:50051",

@@ -14,9 +14,9 @@ import (
 
 func (c *cli) historyCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "history WORKLOAD", Short: "Show the specifications that a workload has had",
-		Long: `Show the specifications that a workload has had, newest first, and what changed
-with each. The present one and the five before it are kept.`,
+		Use: "history WORKLOAD", Short: "List the revisions of a workload",
+		Long: `List the revisions of a workload's specification, newest first, and the changes of each.
+The current revision and the five before it are kept.`,
 		Example: "  persysctl history web\n  persysctl history web -o yaml",
 		Args:    args(1, 1, "WORKLOAD"), ValidArgsFunction: c.completeWorkload,
 		RunE: c.online(func(ctx context.Context, args []string) error {
@@ -44,10 +44,10 @@ with each. The present one and the five before it are kept.`,
 func (c *cli) diffCommand() *cobra.Command {
 	var which string
 	cmd := &cobra.Command{
-		Use: "diff WORKLOAD [--revision A..B]", Short: "Show what differs between two revisions of a workload",
-		Long: `Show what differs between two revisions of a workload, field by field; without
---revision between the present one and the one before it. A secret that changed is
-named and not shown. persysctl plan -f FILE compares a file with what is there.`,
+		Use: "diff WORKLOAD [--revision A..B]", Short: "Show the difference between two revisions of a workload",
+		Long: `Show the difference between two revisions of a workload, field by field. Without
+--revision these are the current revision and the one before it. Of a changed secret
+only the name is shown. To compare a file with the current revision: persysctl plan -f FILE`,
 		Example: "  persysctl diff web\n  persysctl diff web --revision 2..5",
 		Args:    args(1, 1, "WORKLOAD"), ValidArgsFunction: c.completeWorkload,
 		RunE: c.online(func(ctx context.Context, args []string) error {
@@ -79,11 +79,11 @@ named and not shown. persysctl plan -f FILE compares a file with what is there.`
 			})
 		}),
 	}
-	cmd.Flags().StringVar(&which, "revision", "", "numbers of two revisions, A..B, or of one, to compare with the one before it")
+	cmd.Flags().StringVar(&which, "revision", "", "numbers of two revisions, A..B, or of one to compare with the one before it")
 	return cmd
 }
 
-// revisionRange reads A..B, or B alone (from is 0).
+// revisionRange reads A..B, or B, for which from is 0.
 func revisionRange(text string) (from, to uint64, err error) {
 	a, b, both := strings.Cut(text, "..")
 	if !both {
@@ -104,9 +104,9 @@ func (c *cli) rollbackCommand() *cobra.Command {
 	var o waiting
 	var number uint64
 	cmd := &cobra.Command{
-		Use: "rollback WORKLOAD", Short: "Apply a former specification of a workload again",
-		Long: `Apply a former specification of a workload again, with its secrets; without --to the
-one before the present. It becomes a new revision, so a rollback can be rolled back.`,
+		Use: "rollback WORKLOAD", Short: "Apply an earlier revision of a workload again",
+		Long: `Apply an earlier revision of a workload again, with its secrets: that of --to, or the one
+before the current. It becomes a new revision, so a rollback can be rolled back.`,
 		Example: "  persysctl rollback web\n  persysctl rollback web --to 2 --wait",
 		Args:    args(1, 1, "WORKLOAD"), ValidArgsFunction: c.completeWorkload,
 		RunE: c.online(func(ctx context.Context, args []string) error {
@@ -127,7 +127,7 @@ one before the present. It becomes a new revision, so a rollback can be rolled b
 			}, goalKept())
 		}),
 	}
-	cmd.Flags().Uint64Var(&number, "to", 0, "number of the revision, as history shows it")
-	o.flags(cmd.Flags(), "the workload runs, if it is to")
+	cmd.Flags().Uint64Var(&number, "to", 0, "number of the revision, see persysctl history")
+	o.flags(cmd.Flags(), "the workload is in its desired state")
 	return cmd
 }

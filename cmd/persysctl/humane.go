@@ -11,10 +11,10 @@ import (
 	"github.com/persys/compute/cmd/persysctl/screen"
 )
 
-// span shows a length of time with its two largest units.
+// span formats a duration with its two largest units.
 func span(d time.Duration) string { return screen.Span(d) }
 
-// elapsed is span with tenths, for things that one waits for.
+// elapsed is span with tenths of a second below a minute.
 func elapsed(d time.Duration) string {
 	if d < time.Minute {
 		return fmt.Sprintf("%.1fs", d.Seconds())
@@ -22,7 +22,7 @@ func elapsed(d time.Duration) string {
 	return span(d)
 }
 
-// age is how long ago something was; none when it never was.
+// age formats the time since ts, or "-" for none.
 func (c *cli) age(ts *timestamppb.Timestamp) string {
 	if ts == nil {
 		return screen.None
@@ -30,7 +30,7 @@ func (c *cli) age(ts *timestamppb.Timestamp) string {
 	return span(c.now().Sub(ts.AsTime()))
 }
 
-// moment shows a time of day in the reader's zone, with the date unless it is today.
+// moment formats a time in the local zone, with the date unless it is today.
 func (c *cli) moment(ts *timestamppb.Timestamp) string {
 	if ts == nil {
 		return screen.None
@@ -42,7 +42,7 @@ func (c *cli) moment(ts *timestamppb.Timestamp) string {
 	return t.Format("2006-01-02 15:04:05")
 }
 
-// ago is a moment and how long ago it was.
+// ago is age and moment.
 func (c *cli) ago(ts *timestamppb.Timestamp) string {
 	if ts == nil {
 		return screen.None
@@ -50,7 +50,7 @@ func (c *cli) ago(ts *timestamppb.Timestamp) string {
 	return c.age(ts) + " ago (" + c.moment(ts) + ")"
 }
 
-// number drops the zeros after a decimal point.
+// number formats v with at most that many decimals.
 func number(v float64, decimals int) string {
 	s := strconv.FormatFloat(v, 'f', decimals, 64)
 	if strings.Contains(s, ".") {
@@ -59,10 +59,10 @@ func number(v float64, decimals int) string {
 	return s
 }
 
-// cores shows millicores as cores.
+// cores formats millicores as cores.
 func cores(millicores int64) string { return number(float64(millicores)/1000, 2) }
 
-// mib shows MiB in the largest unit that keeps it readable.
+// mib formats an amount in MiB with its largest unit.
 func mib(n int64) string {
 	switch {
 	case n == 0:
@@ -75,10 +75,10 @@ func mib(n int64) string {
 	return strconv.FormatInt(n, 10) + "Mi"
 }
 
-// gib shows GiB.
+// gib formats an amount in GiB.
 func gib(n int64) string { return mib(n << 10) }
 
-// bytesize shows bytes.
+// bytesize formats an amount in bytes.
 func bytesize(n int64) string {
 	switch {
 	case n >= 1<<20:

@@ -14,7 +14,7 @@ import (
 	"github.com/persys/compute/cmd/persysctl/screen"
 )
 
-// pageSize keeps an answer well below the size limit of one message (dial.MaxAnswer).
+// pageSize keeps a page well below the size limit of a message (dial.MaxAnswer).
 const pageSize = 1000
 
 type listOptions struct {
@@ -25,7 +25,7 @@ type listOptions struct {
 func (c *cli) listCommand() *cobra.Command {
 	var o listOptions
 	cmd := &cobra.Command{
-		Use: "list", Aliases: []string{"ls"}, Short: "List workloads: their state, node and reason",
+		Use: "list", Aliases: []string{"ls"}, Short: "List workloads with their state, node and reason",
 		Args: args(0, 0),
 		RunE: c.online(func(ctx context.Context, _ []string) error {
 			if o.watch {
@@ -35,12 +35,12 @@ func (c *cli) listCommand() *cobra.Command {
 		}),
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.node, "node", "", "only what is assigned to this node")
-	f.StringVar(&o.node, "node-id", "", "the same")
-	f.StringVar(&o.status, "status", "", "only this status, for instance Failed")
+	f.StringVar(&o.node, "node", "", "only workloads on this node")
+	f.StringVar(&o.node, "node-id", "", "alias of --node")
+	f.StringVar(&o.status, "status", "", "only workloads with this status, for example Failed")
 	f.StringVar(&o.group, "group", "", "only members of this group")
-	f.BoolVarP(&o.watch, "watch", "w", false, "go on showing changes until Ctrl-C")
-	// Declared two lines above, so there is nothing to fail.
+	f.BoolVarP(&o.watch, "watch", "w", false, "show changes until Ctrl-C")
+	// These fail for unknown flags only.
 	_ = f.MarkHidden("node-id")
 	_ = cmd.RegisterFlagCompletionFunc("node", c.completeNode)
 	_ = cmd.RegisterFlagCompletionFunc("status", cobra.FixedCompletions(workloadStates(), cobra.ShellCompDirectiveNoFileComp))
@@ -56,7 +56,7 @@ func (o listOptions) matches(w *controlv1.WorkloadView) bool {
 		(o.group == "" || o.group == w.GetGroup())
 }
 
-// workloads lists what the options name.
+// workloads lists the workloads that the options select.
 func (c *cli) workloads(ctx context.Context, o listOptions) (*controlv1.ListWorkloadsResponse, error) {
 	if o.status != "" && !slices.ContainsFunc(workloadStates(), func(s string) bool { return strings.EqualFold(s, o.status) }) {
 		return nil, usagef("--status %q must be one of %s", o.status, strings.Join(workloadStates(), ", "))
@@ -97,7 +97,7 @@ func (c *cli) list(ctx context.Context, o listOptions) error {
 	})
 }
 
-// nothing says what an empty list means and what to do next.
+// nothing explains an empty list.
 func (c *cli) nothing(o listOptions) {
 	what, next := "No workloads yet.", "persysctl apply -f FILE"
 	switch {
@@ -109,7 +109,7 @@ func (c *cli) nothing(o listOptions) {
 	c.empty(what, next)
 }
 
-// empty goes to stderr, so that a pipe gets an empty list.
+// empty prints a note and the next command to stderr, so that a pipe gets an empty list.
 func (c *cli) empty(what, next string) {
 	if what != "" {
 		fmt.Fprintln(c.err, what)
@@ -136,7 +136,7 @@ func (c *cli) workloadTable(list []*controlv1.WorkloadView) *screen.Table {
 	return t
 }
 
-// image shortens the digest of a pinned image, unless everything is asked for.
+// image shortens the digest of a pinned image, except for -o wide.
 func (c *cli) image(s string) string {
 	const digest, shown = "@sha256:", 12
 	if i := strings.Index(s, digest); i >= 0 && c.output != outWide {
@@ -146,7 +146,7 @@ func (c *cli) image(s string) string {
 	return s
 }
 
-// reasonCell is why a workload is not what it ought to be; empty when it is.
+// reasonCell is the reason why a workload is not in its desired state; "" when it is.
 func (c *cli) reasonCell(w *controlv1.WorkloadView) string {
 	if w.GetStatus() == w.GetDesiredState() {
 		return ""
@@ -163,11 +163,11 @@ func (c *cli) reasonCell(w *controlv1.WorkloadView) string {
 	return out
 }
 
-// watchList shows a table that follows the changes: in place on a terminal, as
+// watchList shows the list and its changes: as a table in place on a terminal, and as
 // lines elsewhere.
 func (c *cli) watchList(ctx context.Context, o listOptions) error {
 	if o.status != "" || o.node != "" {
-		// An id that is no status is refused before the first row.
+		// Checks the options before the first row.
 		if _, err := c.workloads(ctx, listOptions{status: o.status, node: o.node, group: o.group}); err != nil {
 			return err
 		}
@@ -190,7 +190,7 @@ func (c *cli) watchList(ctx context.Context, o listOptions) error {
 		block.Draw(lines)
 	}
 	one := func(w *controlv1.WorkloadView) {
-		// Rows that are not known together have fixed widths.
+		// Rows come one by one, so their columns have fixed widths.
 		node := orText(w.GetAssignedNodeId(), screen.None)
 		line := fmt.Sprintf("%s  %-24s  %-12s  %-14s  %s", c.now().In(c.zone).Format(time.TimeOnly), screen.Cut(w.GetWorkloadId(), 24, screen.Middle),
 			w.GetStatus(), screen.Cut(node, 14, screen.Middle), screen.Clean(c.reasonCell(w)))
@@ -212,7 +212,7 @@ func (c *cli) watchList(ctx context.Context, o listOptions) error {
 			shown[ch.view.GetWorkloadId()] = ch.view
 			changed = ch.view
 		case shown[ch.view.GetWorkloadId()] != nil:
-			// It no longer matches: told once, as what it has become.
+			// It no longer matches, and is shown once more with its new state.
 			delete(shown, ch.view.GetWorkloadId())
 			changed = ch.view
 		default:
@@ -234,7 +234,7 @@ func (c *cli) watchList(ctx context.Context, o listOptions) error {
 	return endWatch(ctx, err)
 }
 
-// endWatch: Ctrl-C is how a watch ends, not a failure.
+// endWatch drops the error when Ctrl-C has ended a watch.
 func endWatch(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil

@@ -19,16 +19,18 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// devCertsCommand needs no cluster: it makes one possible.
+// devCertsCommand makes certificates for a development cluster.
 func (c *cli) devCertsCommand() *cobra.Command {
 	var o pki.DevOptions
 	cmd := &cobra.Command{
-		Use: "dev-certs DIR", Short: "Make a development CA and certificates for every program",
-		Long: `Make a development CA and mutual-TLS certificates in DIR: DIR/ROLE/ID/{ca,cert,key}.pem,
-and DIR/cluster.key, which every scheduler needs to seal secrets. Running it again keeps what is valid. The CA's key lies beside the certificates,
-so this is for development and tests only.`,
-		Args: args(1, 1, "DIR"),
-		RunE: func(_ *cobra.Command, args []string) error { return c.devCerts(args[0], o) },
+		Use: "dev-certs DIR", Short: "Create a development CA and certificates for every program",
+		Long: `Create a development CA and mutual-TLS certificates in DIR: DIR/ROLE/ID/{ca,cert,key}.pem,
+and DIR/cluster.key, which every scheduler needs to seal secrets. Running the command
+again keeps valid files. The CA's key is stored beside the certificates, so use this for
+development and tests only.`,
+		Example: "  persysctl dev-certs certs --schedulers s1,s2,s3 --agents node-a",
+		Args:    args(1, 1, "DIR"),
+		RunE:    func(_ *cobra.Command, args []string) error { return c.devCerts(args[0], o) },
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.Cluster, "cluster", "", "cluster name in the identities (default dev)")
@@ -76,9 +78,9 @@ func (c *cli) devCerts(dir string, o pki.DevOptions) error {
 	return nil
 }
 
-// clusterKeyCommand makes or names the key that seals secrets; it needs no cluster.
+// clusterKeyCommand creates the key that seals secrets, or shows its id.
 func (c *cli) clusterKeyCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "cluster-key", Short: "Make or show the key that seals secrets", Args: args(0, 0),
+	cmd := &cobra.Command{Use: "cluster-key", Short: "Create the key that seals secrets, or show its id", Args: args(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	passphrase := ""
 	open := func(path string) (pki.KeyFile, error) {
@@ -98,7 +100,7 @@ func (c *cli) clusterKeyCommand() *cobra.Command {
 		return f, nil
 	}
 	create := &cobra.Command{
-		Use: "create FILE", Short: "Make a key in FILE, for every scheduler's SCHEDULER_CLUSTER_KEY_FILE", Args: args(1, 1, "FILE"),
+		Use: "create FILE", Short: "Create a key in FILE, for SCHEDULER_CLUSTER_KEY_FILE of every scheduler", Args: args(1, 1, "FILE"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			f, err := open(args[0])
 			if err != nil {
@@ -109,9 +111,9 @@ func (c *cli) clusterKeyCommand() *cobra.Command {
 				return failf(exitFailed, "", "%v", err)
 			}
 			if !fresh {
-				return failf(exitFailed, "", "%s holds key %s already; nothing was changed", args[0], key.ID())
+				return failf(exitFailed, "", "%s already holds key %s; nothing was changed", args[0], key.ID())
 			}
-			writeLines(c.out, []string{args[0] + " holds key " + key.ID() + "; copy it to every scheduler, readable by it alone"})
+			writeLines(c.out, []string{args[0] + " holds key " + key.ID() + "; copy it to every scheduler, readable only by it"})
 			return nil
 		},
 	}
@@ -131,7 +133,7 @@ func (c *cli) clusterKeyCommand() *cobra.Command {
 		},
 	}
 	for _, sub := range []*cobra.Command{create, show} {
-		sub.Flags().StringVar(&passphrase, "passphrase-file", "", "file with the passphrase that protects FILE, as SCHEDULER_CLUSTER_KEY_PASSPHRASE_FILE")
+		sub.Flags().StringVar(&passphrase, "passphrase-file", "", "file with the passphrase of FILE, as SCHEDULER_CLUSTER_KEY_PASSPHRASE_FILE")
 	}
 	cmd.AddCommand(create, show)
 	return cmd
@@ -165,7 +167,7 @@ func (c *cli) versionCommand() *cobra.Command {
 	}
 }
 
-// docsCommand writes the reference and the manual pages.
+// docsCommand writes the reference, and manual pages with --man.
 func (c *cli) docsCommand(root *cobra.Command) *cobra.Command {
 	var man bool
 	cmd := &cobra.Command{
@@ -187,6 +189,6 @@ func (c *cli) docsCommand(root *cobra.Command) *cobra.Command {
 			return nil
 		},
 	}
-	cmd.Flags().BoolVar(&man, "man", false, "also DIR/man1/persysctl-*.1")
+	cmd.Flags().BoolVar(&man, "man", false, "write DIR/man1/persysctl-*.1 too")
 	return cmd
 }

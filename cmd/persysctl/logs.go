@@ -24,17 +24,17 @@ type logOptions struct {
 func (c *cli) logsCommand() *cobra.Command {
 	var o logOptions
 	cmd := &cobra.Command{
-		Use: "logs WORKLOAD", Short: "Show what a workload prints",
+		Use: "logs WORKLOAD", Short: "Show the output of a workload",
 		Example: "  persysctl logs web -f --tail 20\n  persysctl logs web --since 10m",
 		Args:    args(1, 1, "WORKLOAD"), ValidArgsFunction: c.completeWorkload,
 		RunE: c.online(func(ctx context.Context, args []string) error { return c.logs(ctx, args[0], o) }),
 	}
 	f := cmd.Flags()
-	f.BoolVarP(&o.follow, "follow", "f", false, "go on until Ctrl-C")
-	f.Int64Var(&o.tail, "tail", -1, "only the last so many lines; -1 is all")
-	f.BoolVarP(&o.timestamps, "timestamps", "t", false, "a time before each line")
-	f.StringVar(&o.since, "since", "", "only what is newer: a duration (10m) or a time (RFC 3339)")
-	f.StringVar(&o.service, "service", "", "only this service of a Compose workload")
+	f.BoolVarP(&o.follow, "follow", "f", false, "follow the output until Ctrl-C")
+	f.Int64Var(&o.tail, "tail", -1, "number of lines, the last; -1 shows all")
+	f.BoolVarP(&o.timestamps, "timestamps", "t", false, "print the time before each line")
+	f.StringVar(&o.since, "since", "", "only newer output: a duration (10m) or a time (RFC 3339)")
+	f.StringVar(&o.service, "service", "", "service of a Compose workload")
 	return cmd
 }
 
@@ -52,8 +52,8 @@ func (c *cli) logs(ctx context.Context, id string, o logOptions) error {
 	}
 	open := func(ctx context.Context) (receiver[*clusterv1.LogChunk], error) { return c.cluster.Logs(ctx, req) }
 	write := func(m *clusterv1.LogChunk) error {
-		// If the stream breaks, it goes on from here, by the clock of those who read
-		// it; a line of the same second may come twice, none is lost.
+		// If the stream breaks, it is opened again from this second, by the node's clock. No
+		// line is lost; lines of this second may be repeated.
 		if at := m.GetAtUnixNanos(); at > 0 {
 			req.SinceUnixSeconds, req.TailLines = at/1e9, -1
 		}
@@ -99,7 +99,7 @@ func (c *cli) outputEnded(ctx context.Context, id string) {
 	c.empty("The output of "+id+" has ended: "+why+".", "persysctl logs "+id+" --follow")
 }
 
-// since reads a duration before now, or a time.
+// since parses a duration before now, or a time.
 func (c *cli) since(v string) (time.Time, error) {
 	if d, err := time.ParseDuration(v); err == nil && d > 0 {
 		return c.now().Add(-d), nil

@@ -1,10 +1,21 @@
-// Command persysctl is what a person types: it applies workloads, shows where
-// they run and why, and carries out the day-two verbs of a cluster. It speaks
-// gRPC to any scheduler; the package dial finds the leader.
+// Command persysctl is the command line of Persys Compute: it applies workloads,
+// shows where they run and why, and operates the cluster. It makes gRPC calls to any
+// scheduler (package dial finds the leader), or requests to a gateway (restconn).
 //
-// Results go to stdout. Progress, warnings and errors go to stderr, so that a
-// pipe only ever sees results. An error is one sentence, followed by the
-// command to type next where there is one.
+// Results go to stdout. Progress, warnings and errors go to stderr, so that a pipe
+// gets results only. An error is one sentence, followed by the next command to type
+// if there is one.
+//
+// Each file holds one subject: the commands of that name, or what they share.
+//
+//	root, suggest        the command tree, wrong commands
+//	connect, target      settings, which cluster is called, the connection
+//	errors, output       failures and exit codes, tables, JSON, YAML, jsonpath
+//	apply, plan, get, change, list, why, logs, exec, rollout, history, compose
+//	nodes, node, drift, volume, top
+//	status, replica, mode, events, backup, recovery, ui
+//	token, identity, audit, ca, namespace, context, offline
+//	wait, follow, watchflag, confirm, complete, trace: shared by commands
 package main
 
 import (
@@ -21,7 +32,7 @@ var version = "dev"
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	// A second Ctrl-C ends the program at once.
+	// After the first Ctrl-C the signals have their default effect again, so a second one kills the program.
 	context.AfterFunc(ctx, stop)
 	code := run(ctx, system(), setup.TakeArgs(os.Args[1:]))
 	stop()

@@ -18,10 +18,10 @@ import (
 	"github.com/persys/compute/spec/quantity"
 )
 
-// allNamespaces is what --namespace takes for all of them.
+// allNamespaces is the value of --namespace for all of them.
 const allNamespaces = "*"
 
-// namespace is the one that is asked for, "" for all.
+// namespace is the value of --namespace, "" for all.
 func (c *cli) namespace() string {
 	if c.settings.Namespace == allNamespaces {
 		return ""
@@ -29,7 +29,7 @@ func (c *cli) namespace() string {
 	return c.settings.Namespace
 }
 
-// place puts workloads that name no namespace into the one that is asked for.
+// place puts workloads without a namespace into that of --namespace.
 func (c *cli) place(list []*controlv1.ApplyWorkloadRequest) error {
 	name := c.namespace()
 	if name == "" {
@@ -42,7 +42,7 @@ func (c *cli) place(list []*controlv1.ApplyWorkloadRequest) error {
 		case s.GetNamespace() == "":
 			s.Namespace = name
 		case typed && s.GetNamespace() != name:
-			return usagef("%s: its file says namespace %q, --namespace says %q", r.GetWorkloadId(), s.GetNamespace(), name)
+			return usagef("%s: the file has namespace %q, but --namespace is %q", r.GetWorkloadId(), s.GetNamespace(), name)
 		}
 	}
 	return nil
@@ -50,17 +50,17 @@ func (c *cli) place(list []*controlv1.ApplyWorkloadRequest) error {
 
 func (c *cli) namespaceCommand() *cobra.Command {
 	parent := &cobra.Command{
-		Use: "namespace", Aliases: []string{"ns"}, Short: "Divide workloads among those who share the cluster, with quotas",
-		Long: `Divide workloads among those who share the cluster, with quotas.
+		Use: "namespace", Aliases: []string{"ns"}, Short: "Divide the cluster among teams, with quotas",
+		Long: `Divide the cluster among teams, with quotas.
 
-A workload is in one namespace, for good: "default" unless its file or --namespace
-says another. A namespace bounds what its workloads ask for together, stopped ones too,
-and names users: a viewer or operator whom any namespace names acts only in those. Ids
-stay unique over the whole cluster.`,
+A workload stays in one namespace: that of its file, or of --namespace, or "default". A
+quota bounds the sum of the requests of its workloads, including stopped ones. Viewers
+and operators listed in a namespace may act only in the namespaces that list them. Ids
+are unique in the whole cluster.`,
 		Args: args(0, 0), RunE: help,
 	}
 	list := &cobra.Command{
-		Use: "list", Aliases: []string{"ls"}, Short: "List the namespaces, with what is used of their quotas", Args: args(0, 0),
+		Use: "list", Aliases: []string{"ls"}, Short: "List the namespaces and the use of their quotas", Args: args(0, 0),
 		RunE: c.online(func(ctx context.Context, _ []string) error {
 			r, err := read(ctx, c, c.cluster.ListNamespaces, &clusterv1.ListNamespacesRequest{})
 			if err != nil {
@@ -70,7 +70,7 @@ stay unique over the whole cluster.`,
 		}),
 	}
 	show := &cobra.Command{
-		Use: "show NAME", Short: "Show a namespace: what is used of its quota, and who acts in it", Args: args(1, 1, "NAME"),
+		Use: "show NAME", Short: "Show a namespace: its quota, the use of it, and its users", Args: args(1, 1, "NAME"),
 		RunE: c.online(func(ctx context.Context, args []string) error {
 			n, err := c.oneNamespace(ctx, args[0])
 			if err != nil {
@@ -80,7 +80,7 @@ stay unique over the whole cluster.`,
 		}),
 	}
 	drop := &cobra.Command{
-		Use: "delete NAME", Aliases: []string{"rm"}, Short: "Delete a namespace that has no workloads and names no users", Args: args(1, 1, "NAME"),
+		Use: "delete NAME", Aliases: []string{"rm"}, Short: "Delete a namespace without workloads and users", Args: args(1, 1, "NAME"),
 		RunE: c.online(func(ctx context.Context, args []string) error {
 			r, err := change(ctx, c, c.cluster.DeleteNamespace, &clusterv1.DeleteNamespaceRequest{Name: args[0]})
 			if err != nil {
@@ -103,24 +103,24 @@ type namespaceOptions struct {
 func (c *cli) setNamespaceCommand() *cobra.Command {
 	var o namespaceOptions
 	cmd := &cobra.Command{
-		Use: "set NAME", Short: "Make a namespace, or change what the flags name",
-		Long: `Make a namespace, or change what the flags name. A quota of 0 is none. Lowering one
-below what is used stops nothing: nothing new fits until less is used. What somebody else
-changes at the same time stays.`,
+		Use: "set NAME", Short: "Create a namespace, or change the fields that flags name",
+		Long: `Create a namespace, or change the fields that flags name. A quota of 0 means no limit.
+A quota below the present use stops no workload, but new ones are refused until less is
+used. A concurrent change by another user is kept.`,
 		Example: `  persysctl namespace set shop --cpu 8 --memory 16Gi --disk 200Gi --workloads 50 --add-user ada
   persysctl namespace set shop --cpu 0
   persysctl namespace set shop --release ada`,
 		Args: args(1, 1, "NAME"),
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.description, "description", "", "what it is for")
+	f.StringVar(&o.description, "description", "", "purpose of the namespace")
 	f.StringVar(&o.cpu, "cpu", "", "quota of cores: 8, 0.5 or 500m")
 	f.StringVar(&o.memory, "memory", "", "quota of memory: 512Mi, 16Gi")
 	f.StringVar(&o.disk, "disk", "", "quota of disk: 200Gi")
 	f.Int64Var(&o.workloads, "workloads", 0, "quota of workloads")
-	f.StringSliceVar(&o.add, "add-user", nil, "let this user act here, and only where namespaces name it; may be repeated")
-	f.StringSliceVar(&o.remove, "remove-user", nil, "no longer let this user act here; refused for the last namespace that names it")
-	f.StringSliceVar(&o.release, "release", nil, "as --remove-user, and let the user act everywhere if no other namespace names it")
+	f.StringSliceVar(&o.add, "add-user", nil, "restrict this user to this namespace, and to others that list it; may be repeated")
+	f.StringSliceVar(&o.remove, "remove-user", nil, "remove this user; refused in the last namespace that lists it")
+	f.StringSliceVar(&o.release, "release", nil, "remove this user, who may act everywhere if no other namespace lists it")
 	cmd.RunE = c.online(func(ctx context.Context, args []string) error {
 		r, err := c.setNamespace(ctx, args[0], o, f.Changed)
 		if err != nil {
@@ -128,18 +128,18 @@ changes at the same time stays.`,
 		}
 		c.done(args[0], "set", r)
 		if n := r.GetNamespace(); n.GetOverQuota() && !c.machine() {
-			c.empty("More is used than the quota: nothing new fits, and nothing is stopped.", "persysctl namespace show "+n.GetName())
+			c.empty("The use is over the quota: new workloads are refused, and none is stopped.", "persysctl namespace show "+n.GetName())
 		}
 		return nil
 	})
 	return cmd
 }
 
-// setTries is how often a namespace is looked at anew that others change at the same time.
+// setTries bounds the tries to change a namespace that other users change at the same time.
 const setTries = 5
 
-// setNamespace puts what the flags say on top of the namespace as it is. If somebody else has
-// changed it between the look and the change, which nothing was lost by, it looks again.
+// setNamespace reads the namespace, changes the fields of the flags and writes it. If another user
+// has changed it in between, the write is refused and setNamespace begins again.
 func (c *cli) setNamespace(ctx context.Context, name string, o namespaceOptions, given func(string) bool) (*clusterv1.NamespaceResponse, error) {
 	for try := 1; ; try++ {
 		req, err := c.wanted(ctx, name, o, given)
@@ -149,14 +149,14 @@ func (c *cli) setNamespace(ctx context.Context, name string, o namespaceOptions,
 		r, err := change(ctx, c, c.cluster.PutNamespace, req)
 		var f *failure
 		if try < setTries && errors.As(err, &f) && status.Code(f.cause) == codes.Aborted && !dial.IsUnknownOutcome(f.cause) {
-			fmt.Fprintln(c.err, c.errPaint.Paint(screen.Warn, "somebody else changed it at this moment; putting this on top of that"))
+			fmt.Fprintln(c.err, c.errPaint.Paint(screen.Warn, "another user has changed the namespace at the same time; trying again"))
 			continue
 		}
 		return r, err
 	}
 }
 
-// wanted is the namespace as it is, changed as the flags say.
+// wanted is the present namespace with the changes of the flags.
 func (c *cli) wanted(ctx context.Context, name string, o namespaceOptions, given func(string) bool) (*clusterv1.PutNamespaceRequest, error) {
 	req := &clusterv1.PutNamespaceRequest{Name: name, Quota: &clusterv1.NamespaceAmounts{}, Release: o.release, IfVersion: new(uint64)}
 	have, err := c.oneNamespace(ctx, name)
@@ -210,7 +210,7 @@ func (c *cli) oneNamespace(ctx context.Context, name string) (*clusterv1.Namespa
 	return r.GetNamespaces()[0], nil
 }
 
-// amounts are what a quota bounds, as people read them.
+// amounts are the resources that a quota bounds, and their formats.
 var amounts = [...]struct {
 	title string
 	of    func(*clusterv1.NamespaceAmounts) int64
@@ -244,7 +244,7 @@ func (c *cli) showNamespaces(list []*clusterv1.Namespace) {
 	c.print(t)
 }
 
-// fullness is how an amount is shown that has a quota.
+// fullness is the style of an amount that has a quota.
 func fullness(used, most int64) screen.Style {
 	switch {
 	case used > most:
@@ -259,7 +259,7 @@ func (c *cli) showNamespace(n *clusterv1.Namespace) {
 	f := &screen.Facts{}
 	f.Add("Namespace", screen.Styled(screen.Clean(n.GetName()), screen.Bold))
 	f.Add("Description", screen.Text(screen.Clean(n.GetDescription())))
-	users := "every operator and viewer who is in no namespace"
+	users := "every operator and viewer that no namespace lists"
 	if len(n.GetUsers()) > 0 {
 		users = strings.Join(n.GetUsers(), ", ") + ", and " + users
 	}
@@ -272,7 +272,7 @@ func (c *cli) showNamespace(n *clusterv1.Namespace) {
 	t := screen.NewTable(screen.Column{Title: "OF"}, screen.Column{Title: "USED", Right: true}, screen.Column{Title: "QUOTA", Right: true}, screen.Column{Title: "LEFT", Right: true})
 	for _, a := range amounts {
 		used, most := a.of(n.GetUsed()), a.of(n.GetQuota())
-		quota, left := screen.Text("any"), screen.Text("any")
+		quota, left := screen.Text("none"), screen.Text("any")
 		if most > 0 {
 			quota, left = screen.Text(a.text(most)), screen.Styled(a.text(max(0, most-used)), fullness(used, most))
 		}

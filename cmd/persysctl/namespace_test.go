@@ -14,8 +14,8 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// TestNamespaceOfCommands: what --namespace, PERSYS_NAMESPACE and a context make of what is
-// applied and listed.
+// TestNamespaceOfCommands: the effect of --namespace, PERSYS_NAMESPACE and a context on apply
+// and list.
 func TestNamespaceOfCommands(t *testing.T) {
 	dir := t.TempDir()
 	plain, placed := filepath.Join(dir, "plain.yaml"), filepath.Join(dir, "placed.yaml")
@@ -29,14 +29,14 @@ func TestNamespaceOfCommands(t *testing.T) {
 	for name, x := range map[string]struct {
 		env  string
 		args []string
-		want string // namespace of what is sent
+		want string // namespace in the request
 		fail string
 	}{
 		"nothing is said":                   {"", []string{"apply", "-f", plain}, "", ""},
 		"a flag":                            {"", []string{"apply", "-f", plain, "-n", "a"}, "a", ""},
 		"a variable":                        {"a", []string{"apply", "-f", plain}, "a", ""},
 		"the file beats the variable":       {"a", []string{"apply", "-f", placed}, "b", ""},
-		"a flag does not beat the file":     {"", []string{"apply", "-f", placed, "-n", "a"}, "", `its file says namespace "b", --namespace says "a"`},
+		"a flag does not beat the file":     {"", []string{"apply", "-f", placed, "-n", "a"}, "", `the file has namespace "b", but --namespace is "a"`},
 		"all is no place":                   {"", []string{"apply", "-f", plain, "-n", "*"}, "", ""},
 		"an id needs none, and is not told": {"a", []string{"stop", "old"}, "", ""},
 	} {
@@ -57,7 +57,7 @@ func TestNamespaceOfCommands(t *testing.T) {
 			}
 		})
 	}
-	// A node is drained of the workloads of all namespaces.
+	// A drain moves the workloads of all namespaces.
 	for _, args := range [][]string{{"drain", "node-a", "--wait", "--timeout", "10ms"}, {"node", "node-a"}} {
 		t.Run(args[0], func(t *testing.T) {
 			f, s := start(t, nil), newSession(t)
@@ -94,7 +94,7 @@ func TestNamespaceOfCommands(t *testing.T) {
 	})
 }
 
-// TestNamespaceSet: what no flag names stays as it is.
+// TestNamespaceSet: fields without a flag keep their values.
 func TestNamespaceSet(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	if code := s.run(f, "namespace", "set", "shop", "--memory", "2Gi", "--add-user", "eve", "--release", "ada"); code != 0 {
@@ -114,7 +114,7 @@ func TestNamespaceSet(t *testing.T) {
 	}
 }
 
-// TestNamespaceSetAgain: what somebody else changes in between is looked at, a few times.
+// TestNamespaceSetAgain: after a concurrent change the namespace is read again, a few times.
 func TestNamespaceSetAgain(t *testing.T) {
 	moved := status.Error(codes.Aborted, `namespace "shop" has changed from version 41 to 42`)
 	f, s := start(t, nil), newSession(t)
@@ -122,7 +122,7 @@ func TestNamespaceSetAgain(t *testing.T) {
 	if code := s.run(f, "namespace", "set", "shop", "--cpu", "1"); code != 0 {
 		t.Fatal(s.stderr.String())
 	}
-	if got := strings.Count(s.stderr.String(), "somebody else changed it"); got != 2 {
+	if got := strings.Count(s.stderr.String(), "another user has changed the namespace"); got != 2 {
 		t.Errorf("it says so %d times: %s", got, s.stderr.String())
 	}
 	f.fail["PutNamespace"] = []error{moved, moved, moved, moved, moved}

@@ -17,12 +17,12 @@ import (
 func (c *cli) nodesCommand() *cobra.Command {
 	var want string
 	cmd := &cobra.Command{
-		Use: "nodes", Short: "List nodes: their state and what is free on them",
+		Use: "nodes", Short: "List nodes with their state and their reserved resources",
 		Args: args(0, 0),
 		RunE: c.online(func(ctx context.Context, _ []string) error { return c.nodes(ctx, want) }),
 	}
-	cmd.Flags().StringVar(&want, "status", "", "only this status: Ready, NotReady or Draining")
-	// Declared above, so there is nothing to fail.
+	cmd.Flags().StringVar(&want, "status", "", "only nodes with this status: Ready, NotReady or Draining")
+	// This fails for unknown flags only.
 	_ = cmd.RegisterFlagCompletionFunc("status", cobra.FixedCompletions(nodeStates(), cobra.ShellCompDirectiveNoFileComp))
 	return c.watchable(cmd)
 }
@@ -74,7 +74,7 @@ func nodeStatus(n *controlv1.NodeView) string {
 	return n.GetStatus()
 }
 
-// share shows what is reserved of a total.
+// share formats a reserved amount of a total.
 func share(reserved, total string) string { return reserved + "/" + total }
 
 func (c *cli) nodeTable(list []*controlv1.NodeView) *screen.Table {
@@ -94,7 +94,7 @@ func (c *cli) nodeTable(list []*controlv1.NodeView) *screen.Table {
 	return t
 }
 
-// nodeReason is left out where the status says it all.
+// nodeReason is the reason of a status other than Ready.
 func nodeReason(n *controlv1.NodeView) string {
 	if n.GetStatus() == "Ready" {
 		return ""
@@ -159,7 +159,7 @@ func (c *cli) node(ctx context.Context, id string) error {
 	})
 }
 
-// onNode lists what a node has, of all namespaces: a node is nobody's own.
+// onNode lists the workloads of a node, in all namespaces.
 func (c *cli) onNode(ctx context.Context, id string) (*controlv1.ListWorkloadsResponse, error) {
 	return c.allPages(ctx, &controlv1.ListWorkloadsRequest{NodeId: id})
 }
@@ -205,7 +205,7 @@ func (c *cli) showNode(n *controlv1.NodeView) {
 	c.printFacts(f)
 }
 
-// nodeAction carries out one verb on nodes and says what became of each.
+// nodeAction calls do for each node and prints the results.
 func (c *cli) nodeAction(ctx context.Context, ids []string, do func(id string) (*clusterv1.NodeActionResponse, error), said string) error {
 	failures := &several{c: c}
 	for _, id := range ids {
@@ -220,11 +220,11 @@ func (c *cli) nodeAction(ctx context.Context, ids []string, do func(id string) (
 }
 
 func (c *cli) cordonCommand() *cobra.Command {
-	return c.cordon("cordon", "Place nothing new on nodes; what runs there stays", true, "cordoned")
+	return c.cordon("cordon", "Place no new workloads on nodes; running ones stay", true, "cordoned")
 }
 
 func (c *cli) uncordonCommand() *cobra.Command {
-	return c.cordon("uncordon", "Place on nodes again", false, "uncordoned")
+	return c.cordon("uncordon", "Allow new workloads on nodes again", false, "uncordoned")
 }
 
 func (c *cli) cordon(verb, short string, on bool, said string) *cobra.Command {
@@ -241,7 +241,7 @@ func (c *cli) cordon(verb, short string, on bool, said string) *cobra.Command {
 				return r, err
 			}, said)
 			for _, id := range draining {
-				c.empty(id+" is still draining and gets nothing.", "persysctl drain "+id+" --undo")
+				c.empty(id+" is still draining and gets no workloads.", "persysctl drain "+id+" --undo")
 			}
 			return err
 		}),
@@ -251,11 +251,12 @@ func (c *cli) cordon(verb, short string, on bool, said string) *cobra.Command {
 func (c *cli) fenceCommand() *cobra.Command {
 	var yes bool
 	cmd := &cobra.Command{
-		Use: "fence NODE", Short: "State that a lost node is off, so that its exclusive workloads may move",
-		Long: `State that a lost node is off, so that its exclusive workloads (virtual machines, and
-all with "exclusive: true") may run elsewhere. Make sure of it first: if the node
-still runs them, they run twice.`,
-		Args: args(1, 1, "NODE"), ValidArgsFunction: c.completeNode,
+		Use: "fence NODE", Short: "Confirm that a lost node is off, so that its exclusive workloads move",
+		Long: `Confirm that a lost node is off. Its exclusive workloads (virtual machines, and all
+with "exclusive: true") are then started on other nodes. Make sure first that the
+node is off: if it still runs them, they run twice.`,
+		Example: "  persysctl node fence node-b",
+		Args:    args(1, 1, "NODE"), ValidArgsFunction: c.completeNode,
 		RunE: c.online(func(ctx context.Context, args []string) error {
 			if !yes {
 				if err := c.confirm(fmt.Sprintf("Is %s really off? Its exclusive workloads will be started elsewhere.", args[0])); err != nil {
@@ -274,11 +275,12 @@ still runs them, they run twice.`,
 func (c *cli) removeNodeCommand() *cobra.Command {
 	var force, yes bool
 	cmd := &cobra.Command{
-		Use: "remove NODE", Short: "Forget a node", Aliases: []string{"rm"},
-		Long: `Forget a node. Drain it first: without --force a node that still has workloads is
-not removed. With --force its workloads are placed elsewhere at once, also
-exclusive ones: make sure that the node is off.`,
-		Args: args(1, 1, "NODE"), ValidArgsFunction: c.completeNode,
+		Use: "remove NODE", Short: "Remove a node from the cluster", Aliases: []string{"rm"},
+		Long: `Remove a node from the cluster. Drain it first: without --force a node that still has
+workloads is not removed. With --force its workloads are placed on other nodes at once,
+including exclusive ones, so make sure that the node is off.`,
+		Example: "  persysctl drain node-b --wait && persysctl node remove node-b",
+		Args:    args(1, 1, "NODE"), ValidArgsFunction: c.completeNode,
 		RunE: c.online(func(ctx context.Context, args []string) error {
 			if force && !yes {
 				if err := c.confirm(fmt.Sprintf("Is %s really off? Its workloads will be started elsewhere.", args[0])); err != nil {
@@ -290,7 +292,7 @@ exclusive ones: make sure that the node is off.`,
 			}, "removed")
 		}),
 	}
-	cmd.Flags().BoolVar(&force, "force", false, "also with workloads on it")
+	cmd.Flags().BoolVar(&force, "force", false, "even if it has workloads")
 	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
 	return cmd
 }
@@ -303,14 +305,14 @@ type drainOptions struct {
 func (c *cli) drainCommand() *cobra.Command {
 	var o drainOptions
 	cmd := &cobra.Command{
-		Use: "drain NODE", Short: "Move all workloads off a node, or with --preview say where they would go",
+		Use: "drain NODE", Short: "Move all workloads off a node, or with --preview show where they would go",
 		Example: "  persysctl drain node-a --preview\n  persysctl drain node-a --wait\n  persysctl drain node-a --undo",
 		Args:    args(1, 1, "NODE"), ValidArgsFunction: c.completeNode,
 		RunE: c.online(func(ctx context.Context, args []string) error { return c.drain(ctx, args[0], o) }),
 	}
 	f := cmd.Flags()
-	f.BoolVar(&o.preview, "preview", false, "only say what would move where")
-	f.BoolVar(&o.undo, "undo", false, "end the drain; what has moved stays where it is")
+	f.BoolVar(&o.preview, "preview", false, "only show which workloads would move, and where")
+	f.BoolVar(&o.undo, "undo", false, "end the drain; workloads that have moved stay where they are")
 	o.flags(f, "the node is empty and its workloads run elsewhere")
 	cmd.MarkFlagsMutuallyExclusive("preview", "undo")
 	return cmd
@@ -328,7 +330,7 @@ func (c *cli) drain(ctx context.Context, id string, o drainOptions) error {
 		}
 		return err
 	}
-	// Before the drain and after it: some have left then already, and some may have come until then.
+	// Listed before the drain and after it: workloads may leave or arrive in between.
 	wait := o.wait && !o.preview && !o.undo
 	if wait {
 		if err := look(); err != nil {
@@ -349,11 +351,11 @@ func (c *cli) drain(ctx context.Context, id string, o drainOptions) error {
 	if !wait {
 		return nil
 	}
-	unseen := look() // the drain is on: what was there before it is waited for without this look, too
+	unseen := look() // an error is reported after the wait for the workloads of the first list
 	if err := c.awaitAll(ctx, goals, r.GetIndex(), o.timeout, time.After(o.timeout)); err != nil {
 		return err
 	}
-	return unseen // the node is not known to be empty
+	return unseen // without the second list the node may not be empty
 }
 
 func (c *cli) showDrain(id string, r *clusterv1.NodeActionResponse, o drainOptions) {

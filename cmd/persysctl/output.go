@@ -16,18 +16,18 @@ import (
 	"github.com/persys/compute/cmd/persysctl/encode"
 )
 
-// Forms of output.
+// Values of --output.
 const (
 	outTable = "table"
 	outWide  = "wide"
 	outJSON  = "json"
 	outYAML  = "yaml"
-	outPath  = "jsonpath=" // followed by a template
+	outPath  = "jsonpath=" // a template follows
 )
 
 func outputs() []string { return []string{outTable, outWide, outJSON, outYAML, outPath + "TEMPLATE"} }
 
-// checkOutput reads --output, and the template of a jsonpath once.
+// checkOutput checks --output and parses the template of jsonpath.
 func (c *cli) checkOutput() error {
 	text, ok := strings.CutPrefix(c.output, outPath)
 	if !ok {
@@ -37,9 +37,9 @@ func (c *cli) checkOutput() error {
 		return nil
 	}
 	if !strings.Contains(text, "{") {
-		text = "{" + text + "}" // a bare path: .workloads[*].status
+		text = "{" + text + "}" // a path without braces: .workloads[*].status
 	}
-	// A field that is not there prints nothing, as an empty column does.
+	// A missing field prints nothing.
 	c.path = jsonpath.New("output").AllowMissingKeys(true)
 	if err := c.path.Parse(text); err != nil {
 		return failf(exitUsage, "persysctl list -o jsonpath='{range .workloads[*]}{.workload_id}{\"\\n\"}{end}'", "--output: %v", err)
@@ -47,10 +47,10 @@ func (c *cli) checkOutput() error {
 	return nil
 }
 
-// machine reports whether a program reads the output.
+// machine reports whether the output is JSON, YAML or jsonpath.
 func (c *cli) machine() bool { return c.output == outJSON || c.output == outYAML || c.path != nil }
 
-// emit writes a message as JSON or YAML, or lets show write it for people.
+// emit writes a message in the form of --output; show writes the table.
 func (c *cli) emit(m proto.Message, show func()) error {
 	if !c.machine() {
 		show()
@@ -73,7 +73,7 @@ func (c *cli) emitMessage(m proto.Message) error {
 	return c.emitData(data)
 }
 
-// emitData writes what is encoded already, or what the jsonpath takes out of it.
+// emitData writes JSON or YAML, or the part of the JSON that the jsonpath selects.
 func (c *cli) emitData(data []byte) error {
 	if c.path == nil {
 		_, err := c.out.Write(data)
@@ -89,9 +89,9 @@ func (c *cli) emitData(data []byte) error {
 		return c.path.Execute(&out, numbers(v))
 	}
 	err := take(whole)
-	// A filter compares whole numbers with whole ones only, and others with others.
+	// A filter can compare a number of the template only with one of the same type, so both are tried.
 	if err != nil && take(func(v any) any { return v }) != nil {
-		return failf(exitFailed, "the same command with -o json shows what there is", "--output: %v", err)
+		return failf(exitFailed, "run the same command with -o json to see the fields", "--output: %v", err)
 	}
 	if out.Len() > 0 && out.Bytes()[out.Len()-1] != '\n' {
 		out.WriteByte('\n')
@@ -100,7 +100,7 @@ func (c *cli) emitData(data []byte) error {
 	return err
 }
 
-// whole has the whole numbers of what JSON holds as such: a large one is written with an exponent else.
+// whole makes the whole numbers of decoded JSON integers, which are printed without an exponent.
 func whole(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -119,7 +119,7 @@ func whole(v any) any {
 	return v
 }
 
-// emitItem writes one message of a stream: a line of JSON, or a YAML document.
+// emitItem writes one message of a stream, as a line of JSON or as a YAML document.
 func (c *cli) emitItem(m proto.Message) error {
 	if c.output != outYAML {
 		data, err := encode.JSON(m, false)
@@ -134,7 +134,7 @@ func (c *cli) emitItem(m proto.Message) error {
 	return c.emitMessage(m)
 }
 
-// emitValue is emit for what is no message of our API.
+// emitValue is emit for a value that is not a message of the API.
 func (c *cli) emitValue(v any, show func()) error {
 	if !c.machine() {
 		show()

@@ -13,17 +13,16 @@ import (
 	"github.com/persys/compute/cmd/persysctl/screen"
 )
 
-// maxPlan is the scheduler's own bound of one plan.
+// maxPlan is the schedulers' limit for one plan.
 const maxPlan = 256
 
 func (c *cli) planCommand() *cobra.Command {
 	var o applyOptions
 	cmd := &cobra.Command{
 		Use:   "plan -f FILE|DIR|-",
-		Short: "Show what an apply would change and where it would run",
-		Long: `Show what an apply of the same files would change, field by field, and on which
-node each workload would run. Nothing is changed. -o wide also shows the node that
-each workload is on now.`,
+		Short: "Show what an apply would change, and where workloads would run",
+		Long: `Show what an apply of the same files would change, field by field, and the node that
+each workload would run on. Nothing is changed. -o wide shows the present node too.`,
 		Example: `  persysctl plan -f web.yaml
   persysctl plan -f deploy/ -o json`,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -36,8 +35,8 @@ each workload is on now.`,
 	}
 	f := cmd.Flags()
 	f.StringArrayVarP(&o.files, "file", "f", nil, "file, folder, or - for standard input; may be repeated")
-	f.BoolVarP(&o.recursive, "recursive", "R", false, "also read the folders in a folder")
-	f.StringVar(&o.name, "name", "", "of the stack that a Compose file becomes")
+	f.BoolVarP(&o.recursive, "recursive", "R", false, "read subfolders too")
+	f.StringVar(&o.name, "name", "", "name of the stack to create from a Compose file")
 	return cmd
 }
 
@@ -113,8 +112,8 @@ func (c *cli) showPlan(r *clusterv1.PlanWorkloadsResponse) {
 	writeLines(c.out, append([]string{"", strings.Join(sum, ", ") + ". Nothing has been changed."}, turnLines(r.GetWorkloads())...))
 }
 
-// turnLines say of each group whose members would take turns how many do, and how to follow them.
-// Only members of a count do, and those of NAME are NAME-0, NAME-1 and so on.
+// turnLines has a line for each group whose members would change a few at a time. Only the members of a
+// count do so; those of NAME are NAME-0, NAME-1 and so on.
 func turnLines(workloads []*clusterv1.PlannedWorkload) (lines []string) {
 	atATime, members := map[string]int32{}, map[string]int{}
 	for _, w := range workloads {
@@ -133,7 +132,7 @@ func turnLines(workloads []*clusterv1.PlannedWorkload) (lines []string) {
 	return lines
 }
 
-// planText is a reason, or the changes in few words.
+// planText is the reason of a planned workload, or else its changes.
 func planText(w *clusterv1.PlannedWorkload) string {
 	if w.GetReason() != "" {
 		return w.GetReason()

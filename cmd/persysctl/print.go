@@ -7,7 +7,7 @@ import (
 	"github.com/persys/compute/cmd/persysctl/screen"
 )
 
-// print writes a table as the options ask for it.
+// print writes a table, with all columns for -o wide.
 func (c *cli) print(t *screen.Table) {
 	width := c.columns()
 	if c.output == outWide {
@@ -16,7 +16,7 @@ func (c *cli) print(t *screen.Table) {
 	writeLines(c.out, t.Lines(width, c.paint))
 }
 
-// measure looks how large the terminal is by now, which a block that goes on has to fit.
+// measure reads the present size of the terminal before a block is drawn again.
 func (c *cli) measure(block *screen.Live) {
 	if c.size == nil || c.width == 0 {
 		return
@@ -34,16 +34,16 @@ func (c *cli) section(title string) {
 	writeLines(c.out, []string{"", c.paint.Paint(screen.Bold, title)})
 }
 
-// say prints one line: what it is about, and in colour what became of it.
+// say prints the result of an action on one thing.
 func (c *cli) say(about string, s screen.Style, what string) {
 	writeLines(c.out, []string{about + " " + c.paint.Paint(s, what)})
 }
 
 func writeText(w io.Writer, text string) {
-	_, _ = io.WriteString(w, text) // as writeLines
+	_, _ = io.WriteString(w, text) // see writeLines
 }
 
 func writeLines(w io.Writer, lines []string) {
-	// Nobody is left to tell when the reader of stdout went away.
+	// An error means that the reader of stdout is gone, and there is nowhere to report it.
 	_, _ = io.WriteString(w, strings.Join(lines, "\n")+"\n")
 }

@@ -19,19 +19,24 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// choose says which cluster is asked, once the settings are loaded. What a flag
-// or the environment names stands for itself: certificates and tokens of a
-// context go to that context's address only. Then come the context, then what
-// the configuration file of the legacy v1 CLI says, then the default.
+// choose selects the cluster, after the settings are loaded. In this order:
+//
+//   - --context
+//   - an address from a flag or the environment
+//   - PERSYS_CONTEXT, then the current context
+//   - the configuration file of the legacy v1 CLI
+//   - the default address
+//
+// The certificates and the token of a context are used for its own address only.
 func (c *cli) choose() error {
 	s := &c.settings
 	given := func(field string) bool { return c.loader.Set(field) && !c.fromFile(field) }
-	// GRPC_ENDPOINT is of the legacy v1 CLI, which takes the gateway beside it.
+	// The legacy v1 CLI prefers API_ENDPOINT to GRPC_ENDPOINT unless TRANSPORT is grpc.
 	own := given("Server") && !(strings.HasPrefix(c.loader.Source("Server"), "GRPC_ENDPOINT") && given("APIEndpoint") && s.Transport != "grpc")
 	name := c.contextName
 	switch {
 	case name != "" && strings.HasPrefix(c.loader.Source("Server"), "--"):
-		return usagef("--context %s and --server %s name two clusters: give one of them", name, s.Server)
+		return usagef("--context %s and --server %s both name a cluster: give one of them", name, s.Server)
 	case name != "":
 		return c.useContext(name, "--context")
 	case own:
@@ -66,13 +71,13 @@ func (c *cli) checkEndpoint() error {
 	return nil
 }
 
-// fromFile reports whether a setting stands in the configuration file.
+// fromFile reports whether a setting comes from the configuration file.
 func (c *cli) fromFile(field string) bool {
 	return c.configUsed != "" && strings.HasPrefix(c.loader.Source(field), c.configUsed+":")
 }
 
-// useContext lays a context over the settings: what flags and the environment
-// say beside the address still counts.
+// useContext applies a context to the settings. Flags and the environment override its
+// other fields, but not its address. by names the setting that selected it.
 func (c *cli) useContext(name, by string) error {
 	file, err := contexts.Load(contexts.Path(c.environ, c.home))
 	if err != nil {
@@ -80,7 +85,7 @@ func (c *cli) useContext(name, by string) error {
 	}
 	ctx, ok := file.Get(name)
 	if !ok {
-		return failf(exitUsage, "persysctl context list", "%s: there is no context %q", by, name)
+		return failf(exitUsage, "persysctl context list", "%s: context %q does not exist", by, name)
 	}
 	s := &c.settings
 	lay := func(field string, to *string, v string) {
@@ -100,7 +105,7 @@ func (c *cli) useContext(name, by string) error {
 	return nil
 }
 
-// token is the bearer token for a gateway, read anew each time: tokens are short-lived.
+// token is the bearer token for a gateway. The file is read at each call, because tokens are short-lived.
 func (c *cli) token() (string, error) {
 	if c.settings.Token != "" || c.tokenFile == "" {
 		return c.settings.Token, nil
@@ -116,7 +121,7 @@ func (c *cli) token() (string, error) {
 	return token, nil
 }
 
-// connectGateway makes the calls of every command requests to a gateway.
+// connectGateway prepares a connection that makes each call a request to a gateway.
 func (c *cli) connectGateway(ctx context.Context) error {
 	u, err := url.Parse(c.settings.Server)
 	if err != nil || u.Hostname() == "" {
@@ -131,13 +136,13 @@ func (c *cli) connectGateway(ctx context.Context) error {
 	}
 	switch {
 	case u.Scheme == "http" && withToken && !c.settings.Insecure && !loopback(u.Hostname()):
-		return usagef("--server %s: a bearer token is not sent in plain text; use https://, or --insecure to do it all the same", c.settings.Server)
+		return usagef("--server %s: a bearer token is not sent in plain text; use https://, or --insecure to send it anyway", c.settings.Server)
 	case u.Scheme == "https":
 		if opt.TLS, err = c.gatewayTLS(u.Hostname(), withToken); err != nil {
 			return err
 		}
 	}
-	if opt.Wrap, err = c.followHTTP(ctx); err != nil {
+	if opt.Wrap, err = c.traceHTTP(ctx); err != nil {
 		return usagef("%v", err)
 	}
 	conn, err := restconn.New(opt)
@@ -153,8 +158,8 @@ func loopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// gatewayTLS shows our certificate if there is one. With a token none is needed,
-// and the gateway's own may be one of a public CA.
+// gatewayTLS is the TLS configuration for a gateway, with our certificate if there is
+// one. With a token none is needed, and the gateway's certificate may be of a public CA.
 func (c *cli) gatewayTLS(host string, withToken bool) (*tls.Config, error) {
 	files, err := c.certificates(c.log())
 	var f *failure
@@ -162,7 +167,7 @@ func (c *cli) gatewayTLS(host string, withToken bool) (*tls.Config, error) {
 	case err == nil:
 		cfg := files.ClientConfig(pki.Peer{Hosts: []string{host}, Role: pki.RoleGateway})
 		if withToken && c.settings.CA+c.settings.Cert+c.settings.Key == "" {
-			orPublic(cfg, host, c.public) // the identity that lies here may be of another cluster
+			orPublic(cfg, host, c.public) // the CA of ~/.persys may be that of another cluster
 		}
 		return cfg, nil
 	case !withToken && errors.As(err, &f) && c.settings.Cert == "":
@@ -186,7 +191,7 @@ func (c *cli) gatewayTLS(host string, withToken bool) (*tls.Config, error) {
 	return cfg, nil
 }
 
-// orPublic also believes a server whose certificate roots vouch for.
+// orPublic makes cfg also accept a server whose certificate one of roots has signed.
 func orPublic(cfg *tls.Config, host string, roots *x509.CertPool) {
 	own := cfg.VerifyConnection
 	cfg.VerifyConnection = func(state tls.ConnectionState) error {
@@ -205,9 +210,9 @@ func orPublic(cfg *tls.Config, host string, roots *x509.CertPool) {
 	}
 }
 
-// followHTTP is follow for a gateway: its span goes along in W3C headers.
-func (c *cli) followHTTP(ctx context.Context) (func(http.RoundTripper) http.RoundTripper, error) {
-	if _, err := c.follow(ctx, c.log()); err != nil || c.trace.span == nil {
+// traceHTTP is startTrace for a gateway: the span travels in a W3C Traceparent header.
+func (c *cli) traceHTTP(ctx context.Context) (func(http.RoundTripper) http.RoundTripper, error) {
+	if _, err := c.startTrace(ctx, c.log()); err != nil || c.trace.span == nil {
 		return nil, err
 	}
 	span := c.trace.span.SpanContext()
@@ -225,7 +230,7 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// exists is for files that a context names.
+// exists returns an error if a file does not exist.
 func exists(path string) error {
 	_, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -234,7 +239,7 @@ func exists(path string) error {
 	return err
 }
 
-// connectionFrom says what decided which cluster is asked.
+// connectionFrom names the setting that selected the cluster.
 func (c *cli) connectionFrom() string {
 	if c.context != "" {
 		return "context " + c.context

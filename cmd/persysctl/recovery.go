@@ -12,41 +12,41 @@ import (
 	"github.com/persys/compute/cmd/persysctl/screen"
 )
 
-// recoveryLimit bounds what reads or writes a whole etcd.
+// recoveryLimit bounds calls that read or write a whole etcd.
 const recoveryLimit = 15 * time.Minute
 
 func (c *cli) recoveryCommand() *cobra.Command {
 	parent := &cobra.Command{
-		Use: "recovery", Short: "Bring the cluster's state and its etcd together again",
-		Long: `Bring the cluster's state and its etcd together again.
+		Use: "recovery", Short: "Resolve differences between the cluster's state and its etcd",
+		Long: `Resolve differences between the cluster's state and its etcd.
 
-The mode is recovery when etcd came back empty, or holds what this cluster did not
-write. Two things can be right then: the cluster's own state, which ` + "`restore`" + `
-writes into etcd, or, for a cluster without workloads, what etcd holds, which
-` + "`import`" + ` takes over. No running workload is touched by either.`,
+The mode is recovery when etcd has come back empty, or holds data of another writer.
+If the cluster's own state is right, ` + "`restore`" + ` writes it into etcd. If the cluster has
+no workloads and the data in etcd is right, ` + "`import`" + ` takes it over. Neither touches a
+running workload.`,
 		Args: args(0, 0), RunE: help,
 	}
 	var prefix string
 	show := &cobra.Command{
-		Use: "show", Short: "Show the mode, the mirror, what etcd holds and what to do",
+		Use: "show", Short: "Show the mode, the mirror, the contents of etcd, and the next command",
 		Args: args(0, 0),
 		RunE: c.online(func(ctx context.Context, _ []string) error { return c.recoveryShow(ctx, prefix) }),
 	}
-	show.Flags().StringVar(&prefix, "prefix", "", "look below another prefix of etcd than ETCD_PREFIX")
+	show.Flags().StringVar(&prefix, "prefix", "", "prefix in etcd, in place of ETCD_PREFIX")
 	var o recoverOptions
 	restore := &cobra.Command{
-		Use: "restore", Short: "Write the cluster's state into etcd, over whatever is there",
+		Use: "restore", Short: "Overwrite etcd with the cluster's state",
 		Example: "  persysctl recovery restore --dry-run\n  persysctl recovery restore",
 		Args:    args(0, 0),
 		RunE:    c.online(func(ctx context.Context, _ []string) error { return c.recoveryRestore(ctx, o) }),
 	}
 	imports := &cobra.Command{
-		Use: "import [FILE]", Short: "Take what etcd, or the backup FILE, holds into a cluster without workloads",
-		Long: `Take what etcd, or the backup FILE, holds into a cluster without workloads.
+		Use: "import [FILE]", Short: "Import the contents of etcd, or of the backup FILE, into a cluster without workloads",
+		Long: `Import the contents of etcd, or of the backup FILE, into a cluster without workloads.
 
-The etcd may be one that other schedulers wrote, in their former or later layout:
-stop them first. Workloads come back where they run and are not restarted. What
-was imported is then mirrored to the same place.`,
+Other schedulers may have written the etcd, in an older or a newer layout: stop them
+first. Imported workloads keep their nodes and are not restarted. Afterwards this
+cluster mirrors its state to the same etcd.`,
 		Example: "  persysctl recovery import --dry-run\n  persysctl recovery import\n  persysctl recovery import state.backup",
 		Args:    args(0, 1, "FILE"),
 		RunE: c.online(func(ctx context.Context, args []string) error {
@@ -61,8 +61,8 @@ was imported is then mirrored to the same place.`,
 		cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "do not ask")
 	}
 	f := imports.Flags()
-	f.StringVar(&o.prefix, "prefix", "", "look below another prefix of etcd than ETCD_PREFIX")
-	f.BoolVar(&o.skip, "skip-unreadable", false, "import the rest although some keys cannot be taken")
+	f.StringVar(&o.prefix, "prefix", "", "prefix in etcd, in place of ETCD_PREFIX")
+	f.BoolVar(&o.skip, "skip-unreadable", false, "skip keys that cannot be read, and import the others")
 	f.BoolVar(&o.force, "force-new-cluster", false, "take the workloads of another cluster into this one, although that one may still run them")
 	parent.AddCommand(show, restore, imports)
 	return parent
@@ -107,8 +107,8 @@ func (c *cli) recoveryShow(ctx context.Context, prefix string) error {
 	})
 }
 
-// slow is change with the caller's own deadline, as a whole etcd is read and written; a preview changes
-// nothing.
+// slow makes a call with the caller's deadline, because it reads or writes a whole etcd. A preview
+// changes nothing.
 func slow[Req interface{ GetPreview() bool }, Resp any](ctx context.Context, c *cli, do func(context.Context, Req, ...callOption) (Resp, error), req Req) (Resp, error) {
 	resp, err := do(ctx, req)
 	if err != nil {
@@ -117,7 +117,7 @@ func slow[Req interface{ GetPreview() bool }, Resp any](ctx context.Context, c *
 	return resp, nil
 }
 
-// modeCell is a mode with its reason, and whether a person holds it.
+// modeCell is a mode, its reason, and whether it was set by hand.
 func modeCell(mode, reason string, pinned bool) screen.Cell {
 	cell := screen.State(mode)
 	if reason != "" && mode != "normal" {
@@ -157,32 +157,32 @@ func contentText(m *clusterv1.MirrorContent) string {
 func writtenBy(m *clusterv1.MirrorContent) string {
 	switch {
 	case m.GetClusterId() == "" && m.GetNodes()+m.GetWorkloads() == 0:
-		return "nobody"
+		return "no cluster"
 	case m.GetClusterId() == "":
-		return "other schedulers, or before there was a cluster id"
+		return "other schedulers, or a version without cluster ids"
 	case !m.GetComplete():
-		return fmt.Sprintf("cluster %s, not quite to index %d", screen.Clean(m.GetClusterId()), m.GetIndex())
+		return fmt.Sprintf("cluster %s, up to an index below %d", screen.Clean(m.GetClusterId()), m.GetIndex())
 	}
 	return fmt.Sprintf("cluster %s, index %d", screen.Clean(m.GetClusterId()), m.GetIndex())
 }
 
-// advised is the scheduler's advice in words, and the command that follows it.
+// advised is the scheduler's advice as a sentence, and the command to type.
 func advised(r *clusterv1.RecoveryResponse) (what, next string) {
 	switch r.GetAdvice() {
 	case "restore":
 		return "The cluster's own state is right: write it into etcd.", "persysctl recovery restore --dry-run"
 	case "import":
-		return "This cluster has no workloads and etcd holds some: take them over.", "persysctl recovery import --dry-run"
+		return "This cluster has no workloads and etcd holds some: import them.", "persysctl recovery import --dry-run"
 	case "etcd":
-		return "etcd needs help first; the cluster goes on by itself once it is well.", "persysctl recovery show"
+		return "Repair etcd first; the cluster then continues by itself.", "persysctl recovery show"
 	}
 	if r.GetModePinned() && r.GetMode() != "normal" {
-		return "The mode was set by hand and holds until it is given back.", "persysctl mode set auto --reason 'done'"
+		return "The mode was set by hand and stays until it is set again.", "persysctl mode set auto --reason 'done'"
 	}
 	return "", ""
 }
 
-// shownProblems is how many keys that cannot be taken are listed.
+// shownProblems bounds the unreadable keys that are listed.
 const shownProblems = 10
 
 func (c *cli) showProblems(m *clusterv1.MirrorContent) {
@@ -190,7 +190,7 @@ func (c *cli) showProblems(m *clusterv1.MirrorContent) {
 	if n == 0 {
 		return
 	}
-	lines := []string{"", fmt.Sprintf("%s cannot be taken:", plural(m.GetProblemCount(), "key"))}
+	lines := []string{"", fmt.Sprintf("%s cannot be read:", plural(m.GetProblemCount(), "key"))}
 	for _, p := range m.GetProblems()[:min(len(m.GetProblems()), shownProblems)] {
 		lines = append(lines, "  "+screen.Clean(p.GetKey())+": "+screen.Clean(p.GetReason()))
 	}
@@ -215,7 +215,7 @@ func (c *cli) recoveryRestore(ctx context.Context, o recoverOptions) error {
 			fmt.Fprintln(c.err, l)
 		}
 		if !c.inTerm || !c.errTerm {
-			return failf(exitUsage, "persysctl recovery restore --dry-run", "nobody is there to be asked: --yes restores without asking")
+			return failf(exitUsage, "persysctl recovery restore --dry-run", "there is no terminal to ask for confirmation: use --yes")
 		}
 		if err := c.confirm("Make etcd hold the cluster's state?"); err != nil {
 			return err
@@ -231,7 +231,7 @@ func (c *cli) recoveryRestore(ctx context.Context, o recoverOptions) error {
 	})
 }
 
-// showMode is the last line of what may end a frozen mode.
+// showMode prints the mode after a command that may have changed it.
 func (c *cli) showMode(mode string) {
 	s := screen.State(mode)
 	writeLines(c.out, []string{"mode is " + c.paint.Paint(s.Style, s.Text)})
@@ -274,7 +274,7 @@ func (c *cli) recoveryImport(ctx context.Context, o recoverOptions) error {
 			fmt.Fprintln(c.err, l)
 		}
 		if !c.inTerm || !c.errTerm {
-			return failf(exitUsage, "persysctl recovery import --dry-run", "nobody is there to be asked: --yes imports without asking")
+			return failf(exitUsage, "persysctl recovery import --dry-run", "there is no terminal to ask for confirmation: use --yes")
 		}
 		if err := c.confirm("Import it, and let this cluster write that etcd from now on?"); err != nil {
 			return err

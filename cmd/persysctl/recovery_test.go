@@ -56,7 +56,7 @@ func TestRecoveryCommands(t *testing.T) {
 		name string
 		args string
 		code int
-		want []string // on either stream
+		want []string // on stdout or stderr
 	}{
 		{"show says what is wrong and what to type", "recovery show", exitOK, []string{"recovery: etcd holds data", "foreign", "3 workloads, 2 nodes", "/workloads/odd: image: is missing", "persysctl recovery import --dry-run"}},
 		{"a restore shows what it would do", "recovery restore --dry-run", exitOK, []string{"2 keys of etcd would be created, 0 changed, 600 removed; 4 equal", "create /workloads/web", "and 600 more"}},

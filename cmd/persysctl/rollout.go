@@ -14,15 +14,15 @@ import (
 
 func (c *cli) rolloutCommand() *cobra.Command {
 	parent := &cobra.Command{
-		Use: "rollout", Short: "Follow and steer the update of a group that changes a few members at a time",
-		Long: `Follow and steer the update of a group that changes a few members at a time: one
-whose specification has a count and "update". It pauses when a member is not healthy in
-time, or goes back by itself with auto_revert.`,
+		Use: "rollout", Short: "Follow and control the rolling update of a group",
+		Long: `Follow and control the rolling update of a group, which changes a few members at a time.
+A group has one if its specification has a count and "update". The update pauses when a
+member does not become healthy in time; with auto_revert it is reverted instead.`,
 		Args: args(0, 0), RunE: help,
 	}
 	var wait waiting
 	status := &cobra.Command{
-		Use: "status GROUP", Short: "Show where the update of a group stands", Args: args(1, 1, "GROUP"), ValidArgsFunction: c.completeWorkload,
+		Use: "status GROUP", Short: "Show the state of a rolling update", Args: args(1, 1, "GROUP"), ValidArgsFunction: c.completeWorkload,
 		Example: "  persysctl rollout status web\n  persysctl rollout status web --wait",
 		RunE: c.online(func(ctx context.Context, args []string) error {
 			if err := wait.check(); err != nil {
@@ -47,9 +47,9 @@ time, or goes back by itself with auto_revert.`,
 	wait.flags(status.Flags(), "the update has ended")
 	parent.AddCommand(status)
 	for _, a := range []struct{ action, did, short string }{
-		{"pause", "paused", "Stop changing members; those that are changed stay so"},
-		{"resume", "resumed", "Go on with an update that was paused, or paused by itself"},
-		{"undo", "going back", "Go back to what the group was before the update, members and count"},
+		{"pause", "paused", "Pause the update; updated members stay updated"},
+		{"resume", "resumed", "Resume an update that is paused"},
+		{"undo", "going back", "Revert the update, including a changed count"},
 	} {
 		parent.AddCommand(&cobra.Command{
 			Use: a.action + " GROUP", Short: a.short, Args: args(1, 1, "GROUP"), ValidArgsFunction: c.completeWorkload,
@@ -75,16 +75,16 @@ func (c *cli) rollout(ctx context.Context, group string) (*clusterv1.GetRolloutR
 	return read(ctx, c, c.cluster.GetRollout, &clusterv1.GetRolloutRequest{Group: group})
 }
 
-// showRollout prints the update in a sentence, and each member.
+// showRollout prints the state of an update and of each member.
 func (c *cli) showRollout(r *clusterv1.GetRolloutResponse) {
 	u := r.GetUpdate()
-	then := "it pauses"
+	then := "the update pauses"
 	if u.GetAutoRevert() {
-		then = "it goes back"
+		then = "the update is reverted"
 	}
 	writeLines(c.out, []string{
 		rolloutLine(r),
-		fmt.Sprintf("started %s by %s", c.ago(r.GetStartedAt()), orText(r.GetBy(), "somebody")),
+		fmt.Sprintf("started %s by %s", c.ago(r.GetStartedAt()), orText(r.GetBy(), "an unknown user")),
 		fmt.Sprintf("at most %d unavailable; each healthy for %s within %s, else %s", u.GetMaxParallel(), time.Duration(u.GetMinHealthyTimeSeconds())*time.Second, time.Duration(u.GetHealthyDeadlineSeconds())*time.Second, then),
 		"",
 	})
@@ -104,7 +104,7 @@ func (c *cli) showRollout(r *clusterv1.GetRolloutResponse) {
 	c.print(t)
 }
 
-// rolloutLine says where an update stands.
+// rolloutLine is the state of an update in one line.
 func rolloutLine(r *clusterv1.GetRolloutResponse) string {
 	done := 0
 	for _, m := range r.GetMembers() {
@@ -123,10 +123,10 @@ func rolloutLine(r *clusterv1.GetRolloutResponse) string {
 	return line
 }
 
-// rolloutLook is how often an update that is waited for is looked at.
+// rolloutLook is the time between two reads of an update during --wait.
 const rolloutLook = 300 * time.Millisecond
 
-// awaitRollout waits until an update has ended, and says what changes meanwhile.
+// awaitRollout waits until an update has ended, and prints its progress.
 func (c *cli) awaitRollout(ctx context.Context, group string, id *controlv1.Generation, late <-chan time.Time) error {
 	hint, last := "persysctl rollout status "+group, ""
 	look := time.NewTicker(rolloutLook)

@@ -22,42 +22,44 @@ import (
 
 type callOption = grpc.CallOption
 
-// cli is one run of the program.
+// cli is one run of the program: its options, its connection and its output.
 type cli struct {
 	world
 	settings settings
 	loader   *config.Loader
 
 	configFile  string
-	configUsed  string // the file that was read
-	contextName string // as --context names it
-	context     string // the one that is used; empty for none
-	tokenFile   string // of the context
+	configUsed  string // the configuration file that was read
+	contextName string // value of --context
+	context     string // name of the context in use; "" for none
+	tokenFile   string // of that context
 	output      string
-	path        *jsonpath.JSONPath // of -o jsonpath=…
+	path        *jsonpath.JSONPath // parsed from -o jsonpath=…
 	noColour    bool
 	stale       bool
 	verbose     bool
 
 	paint, errPaint screen.Painter
-	started         bool   // the command line was understood
-	command         string // as it was typed, without its arguments
+	started         bool   // the command line is valid
+	command         string // name of the command, without arguments
 	trace           traced
 	staleNoted      bool
-	pace            time.Duration  // of --watch, in tests; 0 is the usual one
-	grace           time.Duration  // after Ctrl-C in a session, in tests; 0 is the usual one
-	isJoined        bool           // the identity is the one that `persysctl join` keeps
-	public          *x509.CertPool // roots of public CAs, in tests; nil is the system's
+	// Tests set these three; the zero value is the default.
+	pace   time.Duration  // between two outputs of --watch
+	grace  time.Duration  // after Ctrl-C in a session
+	public *x509.CertPool // roots of public CAs
+
+	isJoined bool // the identity is that of `persysctl join`
 
 	conn    link
-	direct  *dial.Conn // conn, unless it goes through a gateway
+	direct  *dial.Conn // conn when it goes to schedulers; nil when it goes to a gateway
 	files   *pki.Files // the certificates that direct uses; nil in plain text
 	control controlv1.AgentControlClient
 	cluster clusterv1.ClusterClient
 	trust   clusterv1.TrustClient
 }
 
-// run is the whole program; it returns the exit code.
+// run runs the program and returns its exit code.
 func run(ctx context.Context, w world, args []string) int {
 	return runWith(ctx, &cli{world: w}, args)
 }
@@ -98,7 +100,7 @@ func (c *cli) misuse(root, cmd *cobra.Command, err error) error {
 	return f
 }
 
-// Groups of commands in the help.
+// Groups of commands in the help text.
 const (
 	groupWorkloads = "workloads"
 	groupNodes     = "nodes"
@@ -114,7 +116,7 @@ func (c *cli) root() (*cobra.Command, error) {
 		Long: `persysctl talks to the schedulers of a Persys cluster, directly or through a gateway.
 
 Which cluster it asks: "persysctl help connection". What its exit codes mean:
-"persysctl help exit-codes". "persysctl ui" is all of it on one screen.`,
+"persysctl help exit-codes". A full-screen view of the cluster: "persysctl ui".`,
 		Example: `  persysctl context add home --server 10.0.0.1 --tls-ca ca.pem --tls-cert me.pem --tls-key me-key.pem
   persysctl apply -f web.yaml --wait
   persysctl list --watch
@@ -135,11 +137,11 @@ Which cluster it asks: "persysctl help connection". What its exit codes mean:
 	flags.SortFlags = false
 	c.loader.AddFlags(flags)
 	flags.StringVar(&c.configFile, "config", "", "configuration file (default ~/.persys/config.yaml)")
-	flags.StringVar(&c.contextName, "context", "", "`NAME` of the cluster to ask, see persysctl context (PERSYS_CONTEXT)")
+	flags.StringVar(&c.contextName, "context", "", "`NAME` of the context to use, see persysctl context (PERSYS_CONTEXT)")
 	flags.StringVarP(&c.output, "output", "o", outTable, "table, wide, json, yaml or jsonpath=TEMPLATE")
-	flags.BoolVar(&c.stale, "stale", false, "let any replica answer from what it has, also without a leader")
-	flags.BoolVar(&c.noColour, "no-color", false, "no colours, as NO_COLOR does")
-	flags.BoolVarP(&c.verbose, "verbose", "v", false, "say more about the connection and errors")
+	flags.BoolVar(&c.stale, "stale", false, "read from any replica, even without a leader; the answer may be old")
+	flags.BoolVar(&c.noColour, "no-color", false, "print no colours, as with NO_COLOR")
+	flags.BoolVarP(&c.verbose, "verbose", "v", false, "print details of the connection and of errors")
 	if err := root.RegisterFlagCompletionFunc("output", completeOutput); err != nil {
 		return nil, err
 	}
@@ -167,7 +169,7 @@ Which cluster it asks: "persysctl help connection". What its exit codes mean:
 	return root, root.RegisterFlagCompletionFunc("context", c.completeContext)
 }
 
-// prepare runs before every command, once its arguments are understood.
+// prepare runs before every command, after its arguments are parsed.
 func (c *cli) prepare(cmd *cobra.Command, _ []string) error {
 	if err := c.checkOutput(); err != nil {
 		return err
@@ -178,7 +180,7 @@ func (c *cli) prepare(cmd *cobra.Command, _ []string) error {
 	return nil
 }
 
-// online wraps a command that talks to the schedulers.
+// online wraps a command that needs a connection.
 func (c *cli) online(do func(ctx context.Context, args []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		if err := c.connect(cmd.Context()); err != nil {
@@ -188,7 +190,7 @@ func (c *cli) online(do func(ctx context.Context, args []string) error) func(*co
 	}
 }
 
-// args checks the number of arguments and names those that are missing.
+// args checks the number of arguments, at most any number if most is -1; its error names the missing one.
 func args(least, most int, names ...string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, given []string) error {
 		switch {

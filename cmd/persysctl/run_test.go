@@ -43,7 +43,7 @@ func newSession(t testing.TB) *session {
 	return s
 }
 
-// terminal makes the session one on a screen.
+// terminal gives the session a terminal of that size.
 func (s *session) terminal(width, height int) *session {
 	s.outTerm, s.errTerm, s.width, s.height = true, true, width, height
 	return s
@@ -56,7 +56,7 @@ func (s *session) run(f *fake, args ...string) int {
 	return run(s.ctx, s.world, args)
 }
 
-// golden compares what a run printed and its exit code with a file.
+// golden compares the output and the exit code of a run with a file.
 func golden(t *testing.T, name string, f *fake, s *session, code int, args ...string) {
 	t.Helper()
 	out := strings.NewReplacer(f.addr, "SERVER", s.home, "HOME")
@@ -231,7 +231,7 @@ func TestEmptyListsSayWhatToDo(t *testing.T) {
 	}
 }
 
-// TestNarrow holds tables to any width of the screen.
+// TestNarrow: tables fit every width of a terminal.
 func TestNarrow(t *testing.T) {
 	f := start(t, nil)
 	for _, width := range []int{40, 60, 80, 100, 200} {
@@ -241,7 +241,7 @@ func TestNarrow(t *testing.T) {
 			if code := s.run(f, strings.Fields(verb)...); code != 0 {
 				t.Fatalf("%s: exit %d: %s", verb, code, s.stderr.String())
 			}
-			inSpec := false // shown as it is
+			inSpec := false // the specification is not wrapped
 			for _, line := range strings.Split(s.stdout.String(), "\n") {
 				inSpec = strings.HasPrefix(line, "Specification") || inSpec && strings.HasPrefix(line, "  ")
 				if n := utf8.RuneCountInString(line); n > width && !inSpec {
@@ -279,7 +279,7 @@ func TestColour(t *testing.T) {
 	}
 }
 
-// TestForeignTextIsHarmless: what a workload says must not reach the terminal raw.
+// TestForeignTextIsHarmless: control characters in messages of workloads do not reach the terminal.
 func TestForeignTextIsHarmless(t *testing.T) {
 	f, s := start(t, nil), newSession(t).terminal(200, 40)
 	s.env["NO_COLOR"] = "1"
@@ -306,7 +306,7 @@ func TestExitCodes(t *testing.T) {
 		code   int
 		stderr []string
 	}{
-		{"done", "", nil, []string{"list"}, exitOK, nil},
+		{"a command that succeeds", "", nil, []string{"list"}, exitOK, nil},
 		{"an unknown command", "", nil, []string{"lits"}, exitUsage, []string{`unknown command "lits"`, "hint: persysctl list"}},
 		{"the verb of docker for a list", "", nil, []string{"ps"}, exitUsage, []string{`unknown command "ps"`, "hint: persysctl list\n"}},
 		{"a mistyped list", "", nil, []string{"lst"}, exitUsage, []string{"hint: persysctl list\n"}},
@@ -343,9 +343,9 @@ func TestExitCodes(t *testing.T) {
 			exitUnavailable, []string{"Error: node node-a: the agent does not answer"}},
 		{"an unknown outcome", "DeleteWorkload", []error{dial.UnknownOutcome("delete workload: the leader fell silent")},
 			[]string{"delete", "old"}, exitUnknown, []string{"may or may not have happened", "persysctl events"}},
-		{"a read has no outcome", "Recovery", many(status.Error(codes.DeadlineExceeded, "late")), []string{"recovery", "show"}, exitUnavailable, []string{"no answer within 15m"}},
-		{"nor has a preview", "RestoreMirror", []error{dial.UnknownOutcome("silent")}, []string{"recovery", "restore", "--dry-run"}, exitUnavailable, []string{"nothing was changed"}},
-		{"what it previews has", "RestoreMirror", []error{nil, dial.UnknownOutcome("silent")}, []string{"recovery", "restore", "--yes"}, exitUnknown, []string{"may or may not"}},
+		{"a read has no unknown outcome", "Recovery", many(status.Error(codes.DeadlineExceeded, "late")), []string{"recovery", "show"}, exitUnavailable, []string{"no answer within 15m"}},
+		{"a preview has no unknown outcome", "RestoreMirror", []error{dial.UnknownOutcome("silent")}, []string{"recovery", "restore", "--dry-run"}, exitUnavailable, []string{"nothing was changed"}},
+		{"a restore has an unknown outcome", "RestoreMirror", []error{nil, dial.UnknownOutcome("silent")}, []string{"recovery", "restore", "--yes"}, exitUnknown, []string{"may or may not"}},
 		{"aborted", "DeleteWorkload", []error{status.Error(codes.Aborted, "the world moved")}, []string{"delete", "old"}, exitFailed, []string{"the world moved", "again"}},
 		{"an old scheduler", "Why", []error{status.Error(codes.Unimplemented, "unknown method Why")}, []string{"why", "db"}, exitFailed, []string{"does not know the call"}},
 		{"the worst of several decides", "DeleteWorkload", []error{nil, dial.UnknownOutcome("silent")}, []string{"delete", "nothing", "old"}, exitUnknown, []string{`"nothing" not found`}},
@@ -385,7 +385,7 @@ func TestSlowScheduler(t *testing.T) {
 	}
 }
 
-// TestNoServer: the error comes long before the 20 seconds that a call may take, and names what to start.
+// TestNoServer: the error comes long before the 20 seconds that a call may take, and names the unit to start.
 func TestNoServer(t *testing.T) {
 	for _, args := range [][]string{{"list"}, {"stop", "web"}, {"events", "-w"}} {
 		t.Run(args[0], func(t *testing.T) {
@@ -405,7 +405,7 @@ func TestNoServer(t *testing.T) {
 	}
 }
 
-// TestStorageIsClean: what an agent says moves no cursor.
+// TestStorageIsClean: control characters in an agent's texts do not reach the terminal.
 func TestStorageIsClean(t *testing.T) {
 	s := newSession(t)
 	c := &cli{world: s.world}
@@ -418,7 +418,7 @@ func TestStorageIsClean(t *testing.T) {
 	}
 }
 
-// TestUncordonOfADrainingNode: it ends no drain, and says what does, without a further question.
+// TestUncordonOfADrainingNode: uncordon does not end a drain, and names the command that does.
 func TestUncordonOfADrainingNode(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	f.nodes = []*controlv1.NodeView{{NodeId: "node-a", Status: "Draining"}}

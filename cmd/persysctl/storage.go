@@ -15,7 +15,7 @@ import (
 
 func (c *cli) volumeCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "volume", Short: "Show the managed volumes of the nodes, and delete what is retained", Aliases: []string{"volumes"},
+		Use: "volume", Short: "List managed volumes, and delete retained ones", Aliases: []string{"volumes"},
 		Args: args(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -26,7 +26,7 @@ func (c *cli) volumeCommand() *cobra.Command {
 func (c *cli) volumeListCommand() *cobra.Command {
 	req := &clusterv1.ListVolumesRequest{}
 	cmd := &cobra.Command{
-		Use: "list", Short: "List managed volumes, by node", Aliases: []string{"ls"},
+		Use: "list", Short: "List the managed volumes of the nodes", Aliases: []string{"ls"},
 		Example: "  persysctl volume list\n  persysctl volume list --node node-a -o wide",
 		Args:    args(0, 0),
 		RunE: c.online(func(ctx context.Context, _ []string) error {
@@ -37,7 +37,7 @@ func (c *cli) volumeListCommand() *cobra.Command {
 			return c.emit(r, func() { c.showVolumes(r) })
 		}),
 	}
-	cmd.Flags().StringVar(&req.NodeId, "node", "", "only of this node")
+	cmd.Flags().StringVar(&req.NodeId, "node", "", "only volumes of this node")
 	return cmd
 }
 
@@ -65,7 +65,7 @@ func (c *cli) showVolumes(r *clusterv1.ListVolumesResponse) {
 	var lines []string
 	for _, p := range r.GetProblems() {
 		if p.GetDriver() != "" && c.output != outWide {
-			continue // most nodes offer local volumes only
+			continue // a driver that a node does not offer is normal
 		}
 		lines = append(lines, fmt.Sprintf("%s: %s", p.GetNodeId(), screen.Clean(p.GetReason())))
 	}
@@ -76,31 +76,31 @@ func (c *cli) showVolumes(r *clusterv1.ListVolumesResponse) {
 
 func (c *cli) volumeDeleteCommand() *cobra.Command {
 	return c.deletes(&cobra.Command{
-		Use: "delete NODE VOLUME", Short: "Delete a volume that no workload uses, and what is in it", Aliases: []string{"rm"},
-		Long: `Delete a volume that no workload of the node uses, whatever its retain policy.
-VOLUME is <driver>:<name>, as persysctl volume list shows it.`,
+		Use: "delete NODE VOLUME", Short: "Delete an unused volume and its data", Aliases: []string{"rm"},
+		Long: `Delete a volume that no workload of the node uses, whatever its retain policy is.
+VOLUME is DRIVER:NAME, as persysctl volume list shows it.`,
 		Example: "  persysctl volume delete node-a local:data",
 		Args:    args(2, 2, "NODE", "VOLUME"), ValidArgsFunction: c.completeNode,
-	}, "Delete volume %s on %s, with all that is in it?", "deleted", func(ctx context.Context, node, what string) (message, error) {
+	}, "Delete volume %s on %s, with all its data?", "deleted", func(ctx context.Context, node, what string) (message, error) {
 		return change(ctx, c, c.cluster.DeleteVolume, &clusterv1.DeleteVolumeRequest{NodeId: node, Id: what})
 	})
 }
 
-// gcLimit is more than what schedulers give an agent for it, and less than a gateway gives them.
+// gcLimit is above the schedulers' own limit for an agent, and below a gateway's for the schedulers.
 const gcLimit = 6 * time.Minute
 
 func (c *cli) gcCommand() *cobra.Command {
 	req := &clusterv1.CollectGarbageRequest{}
 	cmd := &cobra.Command{
-		Use: "gc NODE", Short: "Remove what a node no longer needs",
-		Long: `Remove what a node no longer needs: leftovers of replacements that were cut short,
-folders and networks of stacks that are gone, cloud-init images of machines that are
-gone, unused images past the budget, and volumes that were released long ago. Nothing
-without our label is touched, and nothing of a runtime that does not answer. Agents do
-the same by themselves every few minutes.
+		Use: "gc NODE", Short: "Collect garbage on a node",
+		Long: `Collect garbage on a node: leftovers of interrupted replacements, folders and networks
+of deleted stacks, cloud-init images of deleted machines, unused images over the size
+limit, and volumes released long ago. Resources without the label of Persys are not
+touched, nor are those of a runtime that does not answer. Agents do the same every few
+minutes.
 
-Orphans, which run without an order, are shown and left alone unless --orphans is
-given: one may be the last copy of something.`,
+Orphans run without an order of the schedulers. They are listed, and removed only with
+--orphans, since an orphan may be the last copy of its data.`,
 		Example: "  persysctl node gc node-a --dry-run\n  persysctl node gc node-a",
 		Args:    args(1, 1, "NODE"), ValidArgsFunction: c.completeNode,
 		RunE: c.online(func(ctx context.Context, args []string) error {
@@ -121,8 +121,8 @@ given: one may be the last copy of something.`,
 		}),
 	}
 	f := cmd.Flags()
-	f.BoolVar(&req.DryRun, "dry-run", false, "show what would be removed, and remove nothing")
-	f.BoolVar(&req.Orphans, "orphans", false, "also remove instances that nobody ordered")
+	f.BoolVar(&req.DryRun, "dry-run", false, "only show what would be removed")
+	f.BoolVar(&req.Orphans, "orphans", false, "remove orphans too")
 	return cmd
 }
 
@@ -154,7 +154,7 @@ func (c *cli) showGarbage(node string, req *clusterv1.CollectGarbageRequest, r *
 	}
 	var lines []string
 	for _, s := range r.GetSkipped() {
-		lines = append(lines, "not looked at: "+screen.Clean(s))
+		lines = append(lines, "not checked: "+screen.Clean(s))
 	}
 	if left > 0 {
 		lines = append(lines, plural(left, "orphan")+" left alone: persysctl drift adopt|delete NODE WORKLOAD, or --orphans")

@@ -10,11 +10,11 @@ import (
 	"golang.org/x/term"
 )
 
-// defaultWidth is what tables fit when nobody says how wide the screen is.
+// defaultWidth is the width of tables when that of the terminal is not known.
 const defaultWidth = 100
 
-// world is everything outside the process that a command touches, so that tests
-// can stand in for a terminal, an environment and a clock.
+// world is what a command uses of the system: streams, the terminal, the environment and
+// the clock. Tests replace it.
 type world struct {
 	in       io.Reader
 	out, err io.Writer
@@ -28,14 +28,14 @@ type world struct {
 	zone          *time.Location
 	readFile      func(string) ([]byte, error)
 
-	// What in can do as a terminal; nil where it is none. raw makes it give every key at once, until
-	// restore; resized tells of new sizes until ctx ends.
+	// Functions of the terminal that in is; nil if it is none. raw passes keys on unbuffered until
+	// restore is called; resized sends when the size has changed, until ctx ends.
 	raw     func() (restore func(), err error)
 	size    func() (columns, rows int)
 	resized func(ctx context.Context) <-chan struct{}
 }
 
-// system is the real world.
+// system is the world of this process.
 func system() world {
 	w := world{
 		in: os.Stdin, out: os.Stdout, err: os.Stderr,
@@ -59,7 +59,7 @@ func system() world {
 		}
 		w.resized = resized
 	}
-	w.home, _ = os.UserHomeDir() // without a home there is no ~/.persys
+	w.home, _ = os.UserHomeDir() // "" if there is none
 	for _, f := range []*os.File{os.Stdout, os.Stderr} {
 		if cols, rows, err := term.GetSize(int(f.Fd())); err == nil && cols > 0 {
 			w.width, w.height = cols, rows
@@ -74,7 +74,7 @@ func system() world {
 	return w
 }
 
-// columns is the width that tables have to fit.
+// columns is the width of tables, at least 40.
 func (w world) columns() int {
 	if w.width == 0 {
 		return defaultWidth
@@ -82,8 +82,8 @@ func (w world) columns() int {
 	return max(40, w.width)
 }
 
-// colour reports whether a stream gets colours: only a terminal does, and
-// NO_COLOR (no-color.org) or TERM=dumb turn them off.
+// colour reports whether a stream gets colours: if it is a terminal, unless NO_COLOR
+// (no-color.org) or TERM=dumb is set.
 func (w world) colour(terminal bool) bool {
 	if v, ok := w.environ("NO_COLOR"); ok && v != "" {
 		return false

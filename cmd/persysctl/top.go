@@ -14,8 +14,8 @@ import (
 	"github.com/persys/compute/cmd/persysctl/screen"
 )
 
-// topEvery is how often --watch asks: nodes measure every ten seconds and say so with
-// the next heartbeat.
+// topEvery is the interval of --watch. Nodes measure every ten seconds and report with the next
+// heartbeat.
 const topEvery = 5 * time.Second
 
 type topOptions struct {
@@ -26,7 +26,7 @@ type topOptions struct {
 
 func (c *cli) topCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "top", Short: "Show what nodes and workloads use, the largest first",
+		Use: "top", Short: "Show the resource use of nodes or workloads, the largest first",
 		Example: "  persysctl top nodes\n  persysctl top workloads --sort memory --limit 10 --watch",
 		Args:    args(1, 1, "nodes or workloads"),
 		RunE: func(_ *cobra.Command, given []string) error {
@@ -40,7 +40,7 @@ func (c *cli) topCommand() *cobra.Command {
 func (c *cli) topNodesCommand() *cobra.Command {
 	o := topOptions{}
 	cmd := &cobra.Command{
-		Use: "nodes", Aliases: []string{"node"}, Short: "What is used and what is reserved on each node",
+		Use: "nodes", Aliases: []string{"node"}, Short: "Show used and reserved resources of each node",
 		Args: args(0, 0),
 		RunE: c.online(func(ctx context.Context, _ []string) error { return c.top(ctx, o, c.topNodes) }),
 	}
@@ -51,15 +51,15 @@ func (c *cli) topNodesCommand() *cobra.Command {
 func (c *cli) topWorkloadsCommand() *cobra.Command {
 	o := topOptions{}
 	cmd := &cobra.Command{
-		Use: "workloads", Aliases: []string{"workload"}, Short: "What each running workload uses",
+		Use: "workloads", Aliases: []string{"workload"}, Short: "Show the resource use of each running workload",
 		Args: args(0, 0),
 		RunE: c.online(func(ctx context.Context, _ []string) error { return c.top(ctx, o, c.topWorkloads) }),
 	}
 	o.flags(cmd)
 	f := cmd.Flags()
-	f.StringVar(&o.node, "node", "", "only what runs on this node")
+	f.StringVar(&o.node, "node", "", "only workloads on this node")
 	f.StringVar(&o.group, "group", "", "only members of this group")
-	// Declared above, so there is nothing to fail.
+	// This fails for unknown flags only.
 	_ = cmd.RegisterFlagCompletionFunc("node", c.completeNode)
 	return cmd
 }
@@ -69,13 +69,13 @@ func orders() []string { return []string{"cpu", "memory", "disk", "network", "na
 func (o *topOptions) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.sort, "sort", "cpu", "order by "+strings.Join(orders(), ", "))
-	f.IntVar(&o.limit, "limit", 0, "show only so many; 0 = all")
-	f.BoolVarP(&o.watch, "watch", "w", false, "show it again every five seconds until Ctrl-C")
-	// Declared above, so there is nothing to fail.
+	f.IntVar(&o.limit, "limit", 0, "number of rows; 0 shows all")
+	f.BoolVarP(&o.watch, "watch", "w", false, "repeat every five seconds until Ctrl-C")
+	// This fails for unknown flags only.
 	_ = cmd.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions(orders(), cobra.ShellCompDirectiveNoFileComp))
 }
 
-// top shows a table once, or again and again.
+// top shows a table once, or repeatedly with --watch.
 func (c *cli) top(ctx context.Context, o topOptions, show func(context.Context, topOptions) (*screen.Table, func() error, error)) error {
 	switch {
 	case !slices.Contains(orders(), o.sort):
@@ -205,7 +205,7 @@ func (c *cli) topWorkloads(ctx context.Context, o topOptions) (*screen.Table, fu
 	}
 	emit := func() error {
 		return c.emit(all, func() {
-			c.empty("No running workload has been measured yet; nodes do it every ten seconds.", "persysctl list")
+			c.empty("No running workload has been measured yet; nodes measure every ten seconds.", "persysctl list")
 		})
 	}
 	if len(all.GetWorkloads()) == 0 {

@@ -11,15 +11,15 @@ import (
 	"github.com/persys/compute/telemetry"
 )
 
-// traced is the span of this run of the program; its zero value is off.
+// traced is the span of this run. The zero value is off.
 type traced struct {
 	traces *telemetry.Traces
 	span   trace.Span
 }
 
-// follow begins the span that every call of this run belongs to. Without an
-// endpoint it adds nothing.
-func (c *cli) follow(ctx context.Context, log *slog.Logger) ([]grpc.DialOption, error) {
+// startTrace begins the span that is the parent of every call. Without an endpoint it
+// returns no options.
+func (c *cli) startTrace(ctx context.Context, log *slog.Logger) ([]grpc.DialOption, error) {
 	traces, err := telemetry.StartTraces(ctx, telemetry.TraceConfig{
 		Endpoint: c.settings.OTLPEndpoint, Insecure: c.settings.OTLPInsecure, Service: "persysctl", Version: version, Log: log,
 	})
@@ -38,15 +38,14 @@ func (c *cli) follow(ctx context.Context, log *slog.Logger) ([]grpc.DialOption, 
 		})), nil
 }
 
-// unfollow ends the span and sends what there is, within moments: nobody waits
-// for a receiver that is away.
-func (c *cli) unfollow() {
+// endTrace ends the span and sends it, within a second.
+func (c *cli) endTrace() {
 	if c.trace.traces == nil {
 		return
 	}
 	c.trace.span.End()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	_ = c.trace.traces.Close(ctx) // told by its logger
+	_ = c.trace.traces.Close(ctx) // Close logs its error
 	c.trace = traced{}
 }

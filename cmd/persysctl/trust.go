@@ -23,18 +23,19 @@ func roleNames() []string { return []string{"scheduler", "agent", "gateway", "us
 
 func (c *cli) tokenCommand() *cobra.Command {
 	parent := &cobra.Command{
-		Use: "token", Short: "Let machines and people join: make, list and delete join tokens",
-		Long: `Let machines and people join: make, list and delete join tokens.
+		Use: "token", Short: "Create, list and delete join tokens",
+		Long: `Create, list and delete join tokens, with which machines and people join the cluster.
 
-A token is one line: who may join as what, where the schedulers are, and the
-fingerprint of the cluster's CA, so that whoever joins believes no other cluster.
-The cluster keeps a hash of its secret only. Hand it over as you would a password.`,
+A token is one line. It holds the role and name to join with, the addresses of the
+schedulers, a secret, and the fingerprint of the cluster's CA, by which the joining
+side recognises the cluster. The cluster stores only a hash of the secret. Treat a
+token as a password.`,
 		Args: args(0, 0), RunE: help,
 	}
 	req := &clusterv1.CreateTokenRequest{}
 	var ttl time.Duration
 	create := &cobra.Command{
-		Use: "create --role ROLE", Short: "Make a join token and print it",
+		Use: "create --role ROLE", Short: "Create a join token and print it",
 		Example: "  persysctl token create --role agent --ttl 1h --uses 10\n  persysctl token create --role agent --name node-7\n  persysctl token create --role user --name ada --access operator",
 		Args:    args(0, 0),
 		RunE: c.online(func(ctx context.Context, _ []string) error {
@@ -51,20 +52,20 @@ The cluster keeps a hash of its secret only. Hand it over as you would a passwor
 			}
 			return c.emit(r, func() {
 				writeLines(c.out, []string{r.GetToken()})
-				c.empty(fmt.Sprintf("Good until %s, %s.", r.GetInfo().GetExpiresAt().AsTime().In(c.zone).Format(time.RFC3339), plural(int(r.GetInfo().GetUsesLeft()), "use")), joinHint(req.GetRole()))
+				c.empty(fmt.Sprintf("Valid until %s, %s.", r.GetInfo().GetExpiresAt().AsTime().In(c.zone).Format(time.RFC3339), plural(int(r.GetInfo().GetUsesLeft()), "use")), joinHint(req.GetRole()))
 			})
 		}),
 	}
 	f := create.Flags()
 	f.StringVar(&req.Role, "role", "", strings.Join(roleNames(), ", "))
-	f.StringVar(&req.Name, "name", "", "the only name (node id, scheduler, user) that it is good for; needed to let one join again")
-	f.StringVar(&req.Name, "node", "", "the same, for agents")
-	f.StringVar(&req.Access, "access", "", "of a user: viewer, operator or admin")
-	f.DurationVar(&ttl, "ttl", time.Hour, "how long it is good for, at most 168h")
-	f.Uint32Var(&req.Uses, "uses", 1, "how many may join with it")
+	f.StringVar(&req.Name, "name", "", "the only name (node id, scheduler, user) that may join with it; needed to let a name join again")
+	f.StringVar(&req.Name, "node", "", "alias of --name, for agents")
+	f.StringVar(&req.Access, "access", "", "access of a user: viewer, operator or admin")
+	f.DurationVar(&ttl, "ttl", time.Hour, "how long it is valid, at most 168h")
+	f.Uint32Var(&req.Uses, "uses", 1, "number of joins")
 	_ = create.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(roleNames(), cobra.ShellCompDirectiveNoFileComp))
 	list := &cobra.Command{
-		Use: "list", Short: "Show the join tokens, without their secrets", Args: args(0, 0),
+		Use: "list", Short: "List the join tokens, without their secrets", Args: args(0, 0),
 		RunE: c.online(func(ctx context.Context, _ []string) error {
 			r, err := read(ctx, c, c.trust.ListTokens, &clusterv1.ListTokensRequest{})
 			if err != nil {
@@ -118,7 +119,7 @@ func (c *cli) showTokens(list []*clusterv1.TokenInfo) {
 	c.print(t)
 }
 
-// who is the short form of an identity: role/name, or oidc/subject.
+// who shortens an identity to ROLE/NAME or oidc/SUBJECT.
 func who(by string) string {
 	text, _, _ := strings.Cut(by, "?")
 	if rest, ok := strings.CutPrefix(text, "persys://"); ok {
@@ -135,9 +136,9 @@ func who(by string) string {
 }
 
 func (c *cli) identityCommand() *cobra.Command {
-	parent := &cobra.Command{Use: "identity", Short: "Show who has a certificate, and revoke", Args: args(0, 0), RunE: help}
+	parent := &cobra.Command{Use: "identity", Short: "List the identities with a certificate, and revoke them", Args: args(0, 0), RunE: help}
 	list := &cobra.Command{
-		Use: "list", Short: "Show every identity that has a certificate of the cluster's CA", Args: args(0, 0),
+		Use: "list", Short: "List every identity with a certificate of the cluster's CA", Args: args(0, 0),
 		RunE: c.online(func(ctx context.Context, _ []string) error {
 			r, err := read(ctx, c, c.trust.ListIdentities, &clusterv1.ListIdentitiesRequest{})
 			if err != nil {
@@ -149,10 +150,10 @@ func (c *cli) identityCommand() *cobra.Command {
 	req := &clusterv1.RevokeRequest{}
 	var yes bool
 	revoke := &cobra.Command{
-		Use: "revoke ROLE/NAME", Short: "Refuse an identity, or one certificate, within seconds",
-		Long: `Refuse every certificate that ROLE/NAME has now, or with --fingerprint one
-certificate. What runs on a node goes on running; nobody takes orders from it or
-gives it any. To let it join again: persysctl token create --role ROLE --name NAME`,
+		Use: "revoke ROLE/NAME", Short: "Revoke an identity or one certificate, within seconds",
+		Long: `Revoke every present certificate of ROLE/NAME, or with --fingerprint one certificate.
+The workloads of a revoked node go on running, but the schedulers no longer talk to it.
+To let an identity join again: persysctl token create --role ROLE --name NAME`,
 		Example: "  persysctl identity revoke agent/node-7 --reason stolen",
 		Args:    args(0, 1, "ROLE/NAME"),
 		RunE: c.online(func(ctx context.Context, args []string) error {
@@ -165,7 +166,7 @@ gives it any. To let it join again: persysctl token create --role ROLE --name NA
 				}
 			}
 			if (len(args) == 1) == (req.GetFingerprint() != "") {
-				return usagef("name ROLE/NAME or --fingerprint, one of them")
+				return usagef("give either ROLE/NAME or --fingerprint")
 			}
 			if !yes {
 				if err := c.confirm(fmt.Sprintf("Revoke %s?", about)); err != nil {
@@ -182,7 +183,7 @@ gives it any. To let it join again: persysctl token create --role ROLE --name NA
 	}
 	f := revoke.Flags()
 	f.StringVar(&req.Reason, "reason", "", "why, for the events")
-	f.StringVar(&req.Fingerprint, "fingerprint", "", "one certificate, by the SHA-256 that `persysctl identity list -o wide` shows")
+	f.StringVar(&req.Fingerprint, "fingerprint", "", "SHA-256 of one certificate, as `persysctl identity list -o wide` shows it")
 	f.BoolVarP(&yes, "yes", "y", false, "do not ask")
 	parent.AddCommand(c.watchable(list), revoke)
 	return parent
@@ -190,14 +191,14 @@ gives it any. To let it join again: persysctl token create --role ROLE --name NA
 
 func (c *cli) showIdentities(r *clusterv1.ListIdentitiesResponse) {
 	if len(r.GetIdentities()) == 0 {
-		c.empty("No certificates were issued by this cluster's CA.", "persysctl token create --role agent")
+		c.empty("This cluster's CA has issued no certificates.", "persysctl token create --role agent")
 		return
 	}
 	t := screen.NewTable(screen.Column{Title: "IDENTITY", Gives: 1, Least: 16, Keeps: screen.Middle}, screen.Column{Title: "ACCESS"}, screen.Column{Title: "CERTIFICATE"},
 		screen.Column{Title: "ISSUED", Right: true}, screen.Column{Title: "TOKEN", Wide: true}, screen.Column{Title: "FINGERPRINT", Wide: true})
 	for _, i := range r.GetIdentities() {
 		left := i.GetNotAfter().AsTime().Sub(c.now())
-		state := screen.Styled("good for "+span(left), screen.Good)
+		state := screen.Styled("valid for "+span(left), screen.Good)
 		switch {
 		case i.GetRevoked():
 			state = screen.Styled("revoked", screen.Bad)
@@ -209,14 +210,14 @@ func (c *cli) showIdentities(r *clusterv1.ListIdentitiesResponse) {
 	c.print(t)
 }
 
-// joinCommand gives a person an identity.
+// joinCommand gets a certificate for a user.
 func (c *cli) joinCommand() *cobra.Command {
 	var name string
 	cmd := &cobra.Command{
-		Use: "join TOKEN", Short: "Get a certificate for a join token of role user, and keep it in ~/.persys", Args: args(1, 1, "TOKEN"),
+		Use: "join TOKEN", Short: "Get a certificate with a join token of role user, and keep it in ~/.persys", Args: args(1, 1, "TOKEN"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if c.home == "" {
-				return usagef("there is no home folder for ~/.persys: set HOME")
+				return usagef("~/.persys needs a home folder: set HOME")
 			}
 			tok, err := pki.ParseJoinToken(args[0])
 			if err != nil {
@@ -226,7 +227,7 @@ func (c *cli) joinCommand() *cobra.Command {
 				name = tok.Name
 			}
 			if name == "" {
-				return usagef("--name is missing: the token is good for any name")
+				return usagef("--name is missing: the token names no user")
 			}
 			identityStore := c.identityStore()
 			if err := enrol.Join(cmd.Context(), enrol.Options{Token: args[0], Identity: identityStore, Role: pki.RoleUser, Name: name, Log: c.log()}); err != nil {
@@ -237,20 +238,21 @@ func (c *cli) joinCommand() *cobra.Command {
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&name, "name", "", "who you are, when the token does not say")
+	cmd.Flags().StringVar(&name, "name", "", "your name, if the token has none")
 	return cmd
 }
 
-// auditCommand shows the events that somebody caused by a call.
+// auditCommand shows the events that a call has caused.
 func (c *cli) auditCommand() *cobra.Command {
 	var tail int
 	var user string
 	cmd := &cobra.Command{
-		Use: "audit", Short: "Show who changed what, from where, and what was refused",
-		Long: `Show who changed what, from where, and what was refused: every call that changes
-something, every join and every refused one, oldest first. With -o json or yaml
-the events as they are.`,
-		Args: args(0, 0),
+		Use: "audit", Short: "Show who changed what, from which address, and which calls were refused",
+		Long: `Show who changed what, from which address, and which calls were refused: every call
+that changes something, every join, and their refusals, oldest first. -o json and
+-o yaml print the events.`,
+		Example: "  persysctl audit --tail 20\n  persysctl audit --by user/ada",
+		Args:    args(0, 0),
 		RunE: c.online(func(ctx context.Context, _ []string) error {
 			if tail < 0 {
 				return usagef("--tail %d must be 0 or more", tail)
@@ -269,27 +271,27 @@ the events as they are.`,
 				return c.emitEvents(list)
 			}
 			if len(list) == 0 {
-				c.empty("Nobody has changed anything.", "persysctl events")
+				c.empty("No changes.", "persysctl events")
 				return nil
 			}
 			c.print(c.auditTable(list))
 			return nil
 		}),
 	}
-	cmd.Flags().IntVar(&tail, "tail", 50, "the newest so many; 0 is all that are kept")
-	cmd.Flags().StringVar(&user, "by", "", "only by this identity, for instance user/ada")
+	cmd.Flags().IntVar(&tail, "tail", 50, "number of events, the newest; 0 shows all")
+	cmd.Flags().StringVar(&user, "by", "", "only changes by this identity, for example user/ada")
 	return cmd
 }
 
-// caller is where a call came from that caused an event; empty for what the
-// cluster did by itself.
+// caller is the address of the call that caused an event; "" for an event without a
+// call.
 func caller(e *clusterv1.Event) string {
 	d := e.GetDetails()
 	if v := d["caller"]; v != "" {
 		return v
 	}
 	if d["to"] != "" {
-		return "" // a change of state, which has a from of its own
+		return "" // the event is a change of state, and "from" is the former state
 	}
 	return d["from"]
 }
@@ -306,7 +308,7 @@ func (c *cli) auditTable(list []*clusterv1.Event) *screen.Table {
 		}
 		what := e.GetType()
 		switch e.GetType() {
-		case "CallMade": // its message is what it is about
+		case "CallMade": // the message names what the call was about
 			if result = screen.Styled(screen.Clean(e.GetMessage()), screen.Plain); e.GetDetails()["error"] != "" {
 				result = screen.Styled(screen.Clean(e.GetDetails()["error"]), screen.Warn)
 			}
@@ -331,10 +333,10 @@ func (c *cli) auditTable(list []*clusterv1.Event) *screen.Table {
 	return t
 }
 
-// The part of `persysctl ca` that talks to a cluster.
+// caOnline are the commands of `persysctl ca` that need a connection.
 func (c *cli) caOnline() []*cobra.Command {
 	list := &cobra.Command{
-		Use: "list", Short: "Show the CAs that the cluster believes, and which one issues", Args: args(0, 0),
+		Use: "list", Short: "List the CAs that the cluster trusts, and the one that issues", Args: args(0, 0),
 		RunE: c.online(func(ctx context.Context, _ []string) error {
 			r, err := read(ctx, c, c.trust.ListAuthorities, &clusterv1.ListAuthoritiesRequest{})
 			if err != nil {
@@ -346,9 +348,9 @@ func (c *cli) caOnline() []*cobra.Command {
 	var after time.Duration
 	install := &cobra.Command{
 		Use: "install DIR", Short: "Give the cluster the issuing CA in DIR",
-		Long: `Give the cluster the issuing CA in DIR. Its key is sealed under the cluster key
-before it is stored. With a new root everybody has to learn to believe it first:
---after is how long certificates are still issued by the former one.`,
+		Long: `Give the cluster the issuing CA in DIR. Its key is sealed under the cluster key before
+it is stored. After a new root all programs must first learn to trust it: for the time
+of --after the former CA goes on issuing.`,
 		Args: args(1, 1, "DIR"), Example: "  persysctl ca rotate DIR && persysctl ca install DIR\n  persysctl ca rotate DIR --root && persysctl ca install DIR --after 1h",
 		RunE: c.online(func(ctx context.Context, args []string) error {
 			a, err := pki.CAFolder{Dir: args[0]}.Authority()
@@ -366,9 +368,9 @@ before it is stored. With a new root everybody has to learn to believe it first:
 			return c.emit(r, func() { c.showAuthorities([]*clusterv1.AuthorityInfo{r.GetAuthority()}) })
 		}),
 	}
-	install.Flags().DurationVar(&after, "after", time.Minute, "from when on it issues")
+	install.Flags().DurationVar(&after, "after", time.Minute, "time until the new CA issues")
 	drop := &cobra.Command{
-		Use: "drop ID", Short: "End the trust in a CA that issues no more, and in all that it has issued", Args: args(1, 1, "ID"),
+		Use: "drop ID", Short: "Stop trusting a CA that no longer issues, and its certificates", Args: args(1, 1, "ID"),
 		RunE: c.online(func(ctx context.Context, args []string) error {
 			r, err := change(ctx, c, c.trust.DropAuthority, &clusterv1.DropAuthorityRequest{Id: args[0]})
 			if err != nil {
@@ -379,13 +381,13 @@ before it is stored. With a new root everybody has to learn to believe it first:
 		}),
 	}
 	gossip := &cobra.Command{
-		Use: "rotate-gossip", Short: "Bring in a new key of gossip between schedulers; ca install and the revocation of a scheduler do it too", Args: args(0, 0),
+		Use: "rotate-gossip", Short: "Replace the gossip key of the schedulers, as ca install and revoking a scheduler do", Args: args(0, 0),
 		RunE: c.online(func(ctx context.Context, _ []string) error {
 			r, err := change(ctx, c, c.trust.RotateGossip, &clusterv1.RotateGossipRequest{})
 			if err != nil {
 				return err
 			}
-			c.done(r.GetKeyId(), "is being brought in", r)
+			c.done(r.GetKeyId(), "is being distributed", r)
 			return nil
 		}),
 	}
@@ -397,13 +399,13 @@ func (c *cli) showAuthorities(list []*clusterv1.AuthorityInfo) {
 		c.empty("This cluster has no CA of its own.", "persysctl ca init DIR")
 		return
 	}
-	t := screen.NewTable(screen.Column{Title: "ID", Gives: 1, Least: 16}, screen.Column{Title: "ROOT", Gives: 2, Least: 16}, screen.Column{Title: "STATE"}, screen.Column{Title: "GOOD"})
+	t := screen.NewTable(screen.Column{Title: "ID", Gives: 1, Least: 16}, screen.Column{Title: "ROOT", Gives: 2, Least: 16}, screen.Column{Title: "STATE"}, screen.Column{Title: "VALID"})
 	for _, a := range list {
 		state := screen.Styled("issues", screen.Good)
 		if wait := a.GetActiveAt().AsTime().Sub(c.now()); wait > 0 {
 			state = screen.Styled("issues in "+span(wait), screen.Warn)
 		} else if !a.GetIssues() {
-			state = screen.Styled("believed", screen.Dim)
+			state = screen.Styled("trusted", screen.Dim)
 		}
 		t.Add(screen.Text(a.GetId()), screen.Text(a.GetRootId()), state, screen.Text("until "+day(a.GetNotAfter())))
 	}
@@ -412,7 +414,7 @@ func (c *cli) showAuthorities(list []*clusterv1.AuthorityInfo) {
 
 func day(t *timestamppb.Timestamp) string { return t.AsTime().UTC().Format(time.DateOnly) }
 
-// joined are the credentials that `persysctl join` keeps; false: there are none.
+// joined returns the files of the identity that `persysctl join` keeps, and whether they exist.
 func (c *cli) joined() (pki.Paths, bool) {
 	if c.home == "" {
 		return pki.Paths{}, false
@@ -425,11 +427,11 @@ func (c *cli) identityStore() pki.IdentityStore {
 	return pki.IdentityStore{Dir: filepath.Join(c.home, ".persys", "identity")}
 }
 
-// refreshEvery is how old what is known of the cluster's CA may be.
+// refreshEvery is the time between two refreshes of the identity and the roots.
 const refreshEvery = time.Hour
 
-// refresh renews the identity that is kept, and the roots beside it. A failure is
-// the command's own to find: it is about to ask the same schedulers.
+// refresh renews the identity and the roots beside it, at most once per refreshEvery. It
+// only logs an error: the command is about to call the same schedulers.
 func (c *cli) refresh(ctx context.Context, files *pki.Files) {
 	k := c.identityStore()
 	stamp := filepath.Join(k.Dir, "looked")
@@ -444,6 +446,6 @@ func (c *cli) refresh(ctx context.Context, files *pki.Files) {
 		err = k.SaveFile(stamp, nil)
 	}
 	if err != nil {
-		c.log().Warn("the identity in "+k.Dir+" could not be looked after", "err", err)
+		c.log().Warn("could not renew the identity in "+k.Dir, "err", err)
 	}
 }

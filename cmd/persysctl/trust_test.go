@@ -11,7 +11,7 @@ import (
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 )
 
-// trustFake is the Trust service of a fake.
+// trustFake is the Trust service of the fake scheduler.
 type trustFake struct {
 	clusterv1.UnimplementedTrustServer
 	f *fake

@@ -14,10 +14,10 @@ import (
 
 func (c *cli) uiCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "ui", Short: "Workloads, nodes, events and logs on one screen, as they change",
-		Long: `Workloads, nodes, events and logs on one screen, as they change. Keys filter, sort,
-describe, say why, follow logs, and start, stop, restart and delete after a question;
-"?" lists them. --namespace narrows workloads and events to one namespace.`,
+		Use: "ui", Short: "Show workloads, nodes, events and logs in a full-screen view",
+		Long: `Show workloads, nodes, events and logs in a full-screen view that follows changes. Keys
+filter, sort, describe, explain, follow logs, and start, stop, restart or delete
+workloads; "?" lists them. --namespace limits workloads and events to one namespace.`,
 		Example: "  persysctl ui\n  persysctl ui -n shop",
 		Args:    args(0, 0),
 		RunE: c.online(func(ctx context.Context, _ []string) error {
@@ -37,7 +37,7 @@ describe, say why, follow logs, and start, stop, restart and delete after a ques
 	}
 }
 
-// page is what a command prints, as a text of that width.
+// page is the output of a command as text of that width.
 func (c *cli) page(ctx context.Context, kind, id string, width int) (string, error) {
 	var out bytes.Buffer
 	one := *c
@@ -52,7 +52,7 @@ func (c *cli) page(ctx context.Context, kind, id string, width int) (string, err
 	case "node":
 		err = one.node(ctx, id)
 	default:
-		err = fmt.Errorf("nothing shows %q", kind)
+		err = fmt.Errorf("no command shows %q", kind)
 	}
 	var f *failure
 	if errors.As(err, &f) && f.hint != "" {

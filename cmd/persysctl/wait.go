@@ -16,24 +16,24 @@ import (
 	"github.com/persys/compute/cmd/persysctl/screen"
 )
 
-// goal is what a workload has to become.
+// goal is the state that --wait waits for.
 type goal struct {
 	name string // "Running", "Stopped", "deleted", "off node-a"
 	met  func(*controlv1.WorkloadView) bool
-	gone bool // not existing any more meets it
+	gone bool // deletion meets the goal
 }
 
 func goalStatus(status string) goal {
 	return goal{name: status, met: func(w *controlv1.WorkloadView) bool { return w.GetStatus() == status && healthy(w) }}
 }
 
-// goalKept is met once a workload is again as it is to be: what makes it anew leaves
-// one that is to be stopped stopped.
+// goalKept is met when a workload is in its desired state. A restart leaves a stopped
+// workload stopped.
 func goalKept() goal {
-	return goal{name: "as it is to be", met: func(w *controlv1.WorkloadView) bool { return w.GetStatus() == w.GetDesiredState() && healthy(w) }}
+	return goal{name: "in its desired state", met: func(w *controlv1.WorkloadView) bool { return w.GetStatus() == w.GetDesiredState() && healthy(w) }}
 }
 
-// healthy reports whether no health check of a workload that runs is waited for.
+// healthy reports whether a running workload has no health check, or a healthy one.
 func healthy(w *controlv1.WorkloadView) bool {
 	return w.GetStatus() != "Running" || w.GetHealth() == "" || w.GetHealth() == "healthy"
 }
@@ -42,8 +42,8 @@ func goalDeleted() goal {
 	return goal{name: "deleted", gone: true, met: func(*controlv1.WorkloadView) bool { return false }}
 }
 
-// goalOff is met once a drained node no longer has the workload and it is where
-// it was meant to be.
+// goalOff is met when a workload has left the node and is in its desired state
+// elsewhere, or is deleted.
 func goalOff(node string) goal {
 	return goal{name: "off " + node, gone: true, met: func(w *controlv1.WorkloadView) bool {
 		return w.GetAssignedNodeId() != node && w.GetStatus() == w.GetDesiredState()
@@ -61,8 +61,8 @@ func desiredGoal(word string) goal {
 	return goalStatus("Running")
 }
 
-// hopeless reports a failure that no waiting ends: the codes are those that the
-// planner sets when it has given up (fsm.CodeExhausted, fsm.CodePermanentFailure).
+// hopeless reports a failure that is not retried: the planner has given up
+// (fsm.CodeExhausted, fsm.CodePermanentFailure).
 func hopeless(w *controlv1.WorkloadView) bool {
 	switch w.GetReason().GetCode() {
 	case "RetriesExhausted", "PermanentFailure":
@@ -71,15 +71,15 @@ func hopeless(w *controlv1.WorkloadView) bool {
 	return false
 }
 
-// waiting is the flags of --wait.
+// waiting holds the flags --wait and --timeout.
 type waiting struct {
 	wait    bool
 	timeout time.Duration
 }
 
 func (w *waiting) flags(f *pflag.FlagSet, what string) {
-	f.BoolVar(&w.wait, "wait", false, "wait until "+what+", and show what it waits for")
-	f.DurationVar(&w.timeout, "timeout", 2*time.Minute, "how long --wait waits")
+	f.BoolVar(&w.wait, "wait", false, "wait until "+what+", and show the progress")
+	f.DurationVar(&w.timeout, "timeout", 2*time.Minute, "time limit of --wait")
 }
 
 func (w *waiting) check() error {
@@ -89,7 +89,7 @@ func (w *waiting) check() error {
 	return nil
 }
 
-// progress is one workload that is waited for.
+// progress is the state of one workload during the wait.
 type progress struct {
 	id       string
 	goal     goal
@@ -108,12 +108,12 @@ type waiter struct {
 	frames int
 }
 
-// maxWatchIDs bounds what a watch may name, in bytes: through a gateway they are part
-// of a URL, which has to be below 64 KiB. Where there are more, all workloads are watched.
+// maxWatchIDs bounds the ids of a watch, in bytes. Through a gateway they are part of a URL, which
+// must stay below 64 KiB. For more ids all workloads are watched.
 const maxWatchIDs = 16 << 10
 
-// awaitAll waits until every workload has met its goal. after is the log index
-// of the change that they follow from; late comes when timeout is over.
+// awaitAll waits until every workload has met its goal. after is the log index of the
+// change; late fires after timeout.
 func (c *cli) awaitAll(ctx context.Context, goals map[string]goal, after uint64, timeout time.Duration, late <-chan time.Time) error {
 	if len(goals) == 0 {
 		return nil
@@ -139,7 +139,7 @@ func (c *cli) awaitAll(ctx context.Context, goals map[string]goal, after uint64,
 		ended <- c.watch(ctx, req, ids, func(ch watched) error {
 			id := orText(ch.gone, ch.view.GetWorkloadId())
 			if _, ours := goals[id]; id != "" && !ours {
-				return nil // all are watched
+				return nil // all workloads are watched, this is another one
 			}
 			select {
 			case changes <- ch:
@@ -157,7 +157,7 @@ func (c *cli) awaitAll(ctx context.Context, goals map[string]goal, after uint64,
 	return err
 }
 
-// loop is the wait itself; the second result tells whether ended was received.
+// loop waits. Its second result reports whether it received from ended.
 func (w *waiter) loop(ctx context.Context, changes <-chan watched, ended <-chan error, timeout time.Duration, late <-chan time.Time) (error, bool) {
 	var redraw <-chan time.Time
 	if w.c.errTerm {
@@ -206,7 +206,7 @@ func (w *waiter) take(ch watched) {
 
 func (w *waiter) elapsed() time.Duration { return w.c.now().Sub(w.began) }
 
-// open lists what is still waited for.
+// open lists the workloads that have not met their goal.
 func (w *waiter) open() []*progress {
 	var out []*progress
 	for _, p := range w.all {
@@ -219,7 +219,7 @@ func (w *waiter) open() []*progress {
 
 func (w *waiter) over() bool { return len(w.open()) == 0 }
 
-// show draws the block on a terminal, and elsewhere prints what is new.
+// show draws the block on a terminal, and elsewhere prints the lines that have changed.
 func (w *waiter) show() {
 	if w.c.errTerm {
 		w.frames++
@@ -237,7 +237,7 @@ func (w *waiter) show() {
 	}
 }
 
-// line says where a workload is and what it waits for.
+// line is the state of a workload and the reason why it has not met its goal.
 func (p *progress) line() string {
 	v := p.view
 	if v == nil {
@@ -262,7 +262,7 @@ func (p *progress) line() string {
 	case code != "":
 		out += ": " + code
 	case v.GetStatus() == "Scheduled":
-		// What its agent last said is about what it ran before.
+		// The agent's message is still about the previous order.
 		out += ": waits for the agent to accept it"
 	case why != "":
 		out += ": " + why
@@ -272,7 +272,7 @@ func (p *progress) line() string {
 	return out
 }
 
-// lines is the block: one line per workload, the unfinished ones when not all fit.
+// lines are the lines of the block: one per workload, or the unfinished ones if not all fit.
 func (w *waiter) lines() []string {
 	show := w.all
 	room := 20
@@ -308,7 +308,7 @@ func (w *waiter) lines() []string {
 	return out
 }
 
-// widest is the width of the column of ids.
+// widest is the width of the column of ids, at most 30.
 func (w *waiter) widest(list []*progress) int {
 	width := 0
 	for _, p := range list {
@@ -317,7 +317,7 @@ func (w *waiter) widest(list []*progress) int {
 	return width
 }
 
-// verdict is the result once all have ended.
+// verdict is the result after the last workload has ended.
 func (w *waiter) verdict() error {
 	var failed []*progress
 	for _, p := range w.all {
@@ -347,7 +347,7 @@ func (w *waiter) late(timeout time.Duration) error {
 	p := open[0]
 	line := p.line()
 	if p.view == nil {
-		line = "not known: no scheduler told"
+		line = "not known: no scheduler has answered"
 	}
 	return failf(exitTimeout, "persysctl why "+p.id, "%s%s is not %s after %s: %s", p.id, others(open), p.goal.name, timeout, line)
 }
@@ -359,7 +359,7 @@ func others(list []*progress) string {
 	return fmt.Sprintf(" (and %s)", plural(len(list)-1, "other"))
 }
 
-// waited decides between an error of the wait and one of the change before it.
+// waited returns the error of the wait, or that of the change before it.
 func waited(before, wait error) error {
 	if wait == nil || errors.Is(wait, context.Canceled) && before != nil {
 		return before
@@ -367,5 +367,5 @@ func waited(before, wait error) error {
 	return wait
 }
 
-// natural orders ids so that web-2 comes before web-10.
+// natural orders ids with numbers by value: web-2 comes before web-10.
 func natural(a, b string) int { return screen.Natural(a, b) }

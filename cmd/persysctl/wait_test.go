@@ -19,7 +19,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// view is a workload in a state; reason is "Code: message".
+// view makes a workload in a state; reason is "Code: message".
 func view(id, state, node, reason string) *controlv1.WorkloadView {
 	code, message, _ := strings.Cut(reason, ": ")
 	w := &controlv1.WorkloadView{WorkloadId: id, Status: state, DesiredState: "Running", AssignedNodeId: node}
@@ -114,7 +114,7 @@ func TestWait(t *testing.T) {
 	}
 }
 
-// TestWaitForAGroup waits for what count made, which is what the schedulers change.
+// TestWaitForAGroup: waiting for the id of a group waits for the members that a count made.
 func TestWaitForAGroup(t *testing.T) {
 	for verb, last := range map[string][]*clusterv1.WorkloadChange{
 		"delete":  {gone(46, "web-0"), gone(47, "web-1")},
@@ -138,8 +138,8 @@ func TestWaitForAGroup(t *testing.T) {
 	}
 }
 
-// TestWaitSeesItsOwnWrite: the watch begins at the index of the change, and goes
-// on at the last that was seen.
+// TestWaitSeesItsOwnWrite: the watch begins at the index of the change, and is reopened at
+// the last index seen.
 func TestWaitSeesItsOwnWrite(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	f.script = []scene{
@@ -155,8 +155,8 @@ func TestWaitSeesItsOwnWrite(t *testing.T) {
 	}
 }
 
-// TestWaitOnATerminal: one line per workload, drawn again in place, never wider
-// than the screen.
+// TestWaitOnATerminal: each workload has one line, redrawn in place and never wider than
+// the terminal.
 func TestWaitOnATerminal(t *testing.T) {
 	f, s := start(t, nil), newSession(t).terminal(60, 24)
 	s.env["NO_COLOR"] = "1"
@@ -215,7 +215,7 @@ func TestWatchList(t *testing.T) {
 	f.script = []scene{
 		{changes: []*clusterv1.WorkloadChange{told(1, view("a", "Pending", "", "")), told(1, view("b", "Running", "node-b", "")), synced(1),
 			told(2, view("a", "Running", "node-a", ""))}, err: status.Error(codes.Unavailable, "stops")},
-		// b was deleted while the stream was away.
+		// b was deleted while the stream was broken.
 		{changes: []*clusterv1.WorkloadChange{told(5, view("a", "Failed", "node-a", "PermanentFailure: no")), synced(5)}},
 	}
 	done := make(chan int, 1)
@@ -261,7 +261,7 @@ func TestWatchEventsGoesOnBehindTheLast(t *testing.T) {
 	}
 }
 
-// TestStreamThatNeverWorks ends soon, with the server's own words.
+// TestStreamThatNeverWorks: a stream that cannot be opened ends soon, with the server's error.
 func TestStreamThatNeverWorks(t *testing.T) {
 	unavailable := status.Error(codes.Unavailable, "node node-a: connection to the agent timed out")
 	f, s := start(t, nil), newSession(t)
@@ -281,8 +281,8 @@ func TestStreamThatNeverWorks(t *testing.T) {
 	}
 }
 
-// TestFollowedLogsGoOnByTheNodesClock: after a break they are asked for from the time
-// of the last line, which the node says; the clock here may be another.
+// TestFollowedLogsGoOnByTheNodesClock: after a break logs are requested from the time of the
+// last line, by the node's clock, since the local clock may differ.
 func TestFollowedLogsGoOnByTheNodesClock(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	f.logs, f.logBreaks = []*clusterv1.LogChunk{
@@ -327,7 +327,7 @@ func TestLogsAreAskedForAsWished(t *testing.T) {
 	}
 }
 
-// joined puts the admin of pki.DevCerts' folder where persysctl join keeps an identity.
+// joined copies the admin's files of pki.DevCerts to the folder of persysctl join.
 func joined(t *testing.T, s *session, dir string) {
 	t.Helper()
 	for from, to := range map[string]string{"ca.pem": "ca.pem", "cert.pem": "persysctl.pem", "key.pem": "persysctl-key.pem"} {
@@ -395,7 +395,7 @@ func TestApply(t *testing.T) {
 	}
 }
 
-// TestApplyInBatches: many documents travel in few calls, each below the limits.
+// TestApplyInBatches: many documents are sent in few calls, each below the limits.
 func TestApplyInBatches(t *testing.T) {
 	var reqs []*controlv1.ApplyWorkloadRequest
 	for range 600 {
@@ -412,7 +412,7 @@ func TestApplyInBatches(t *testing.T) {
 	}
 }
 
-// TestApplyBreaksOff: a later call that fails hides nothing of what went through before it.
+// TestApplyBreaksOff: when a later call fails, the results of the earlier ones are shown.
 func TestApplyBreaksOff(t *testing.T) {
 	for _, args := range [][]string{{"apply", "-f", "-", "--wait"}, {"apply", "-f", "-", "-o", "json"}} {
 		f, s := start(t, nil), newSession(t)
@@ -424,7 +424,7 @@ func TestApplyBreaksOff(t *testing.T) {
 		}
 		s.in = strings.NewReader(b.String())
 		code, said := s.run(f, args...), s.stderr.String()
-		if code != exitFailed || !strings.Contains(said, "namespace shop is no more (255 workloads before it went through)\nhint: ") || !strings.Contains(said, "w-007 was refused") {
+		if code != exitFailed || !strings.Contains(said, "namespace shop is no more (255 workloads had been applied before)\nhint: ") || !strings.Contains(said, "w-007 was refused") {
 			t.Errorf("%v: exit %d, %s", args, code, said)
 		}
 		if out := s.stdout.String(); !strings.Contains(out, "w-255") || strings.Contains(out, "w-256") {
@@ -433,7 +433,7 @@ func TestApplyBreaksOff(t *testing.T) {
 	}
 }
 
-// TestWaitsForMoreThanAURLNames: those that are waited for are picked out of all then.
+// TestWaitsForMoreThanAURLNames: with too many ids for a URL all workloads are watched.
 func TestWaitsForMoreThanAURLNames(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	var b strings.Builder
@@ -491,8 +491,8 @@ func TestComposeCheck(t *testing.T) {
 	}
 }
 
-// TestApplyWaitsForARollout: members that wait for their turn run all the time, with the former
-// specification, so the update itself is waited for, and its failure is the apply's.
+// TestApplyWaitsForARollout: members that wait for their turn run with the former specification, so
+// apply --wait waits for the update, and fails if the update fails.
 func TestApplyWaitsForARollout(t *testing.T) {
 	for _, c := range []struct {
 		group, want string
@@ -513,7 +513,7 @@ func TestApplyWaitsForARollout(t *testing.T) {
 	}
 }
 
-// One --timeout is for the update and the workloads together: what ran only after it is late.
+// The time of --timeout includes the update and the workloads after it.
 func TestApplyWaitsOnceForAll(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	f.script = []scene{{pause: 600 * time.Millisecond, changes: []*clusterv1.WorkloadChange{told(44, view("web-0", "Running", "node-a", "")), synced(44)}}}
@@ -523,7 +523,7 @@ func TestApplyWaitsOnceForAll(t *testing.T) {
 	}
 }
 
-// TestDrainWaitsThoughItCannotLookAgain: the drain is on, and leaders change.
+// TestDrainWaitsThoughItCannotLookAgain: drain --wait waits although the second list of workloads fails.
 func TestDrainWaitsThoughItCannotLookAgain(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	f.workloads = []*controlv1.WorkloadView{view("web-0", "Running", "node-a", "")}
@@ -542,8 +542,8 @@ func TestDrainWaitsThoughItCannotLookAgain(t *testing.T) {
 	}
 }
 
-// TestDrainWaitsForWhatCameMeanwhile: between the first look at the node and its drain something
-// may have been placed there.
+// TestDrainWaitsForWhatCameMeanwhile: drain --wait also waits for a workload that was placed on the
+// node between its first list and the drain.
 func TestDrainWaitsForWhatCameMeanwhile(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	s.run(f, "drain", "node-a", "--wait", "--timeout", "10ms")

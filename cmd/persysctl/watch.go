@@ -19,25 +19,25 @@ import (
 )
 
 const (
-	// patience is how long a stream that has worked may fail to come back.
+	// patience is how long a stream that has worked is reopened without success.
 	patience = time.Minute
-	// attempts is how often a stream is opened that has never worked.
+	// attempts bounds the openings of a stream that has never worked.
 	attempts = 5
-	// settled is when a stream works, even if it has nothing to tell.
+	// settled is the time after which a stream counts as working, even without a message.
 	settled = 5 * time.Second
-	// pause is between two attempts to open a stream.
+	// pause is the time between two openings.
 	pause = 200 * time.Millisecond
 )
 
-// receiver is the reading side of a stream of our API.
+// receiver is the receiving side of a stream.
 type receiver[M proto.Message] interface{ Recv() (M, error) }
 
-// errOpen is a stream that no scheduler took; the connection has tried them all.
+// errOpen marks a stream that no scheduler has opened; the connection has tried them all.
 var errOpen = errors.New("no stream")
 
-// follow reads a stream until it ends, take fails or ctx ends. A connection that
-// breaks is opened again, at another replica if need be; open is told by what
-// take has seen so far.
+// follow reads a stream until it ends, take fails or ctx ends. After a broken
+// connection it calls open again, which may reach another replica and continues after
+// the messages that take has got.
 func follow[M proto.Message](ctx context.Context, c *cli, open func(context.Context) (receiver[M], error), take func(M) error) error {
 	worked, failed, last := false, 0, time.Now()
 	for {
@@ -61,7 +61,7 @@ func follow[M proto.Message](ctx context.Context, c *cli, open func(context.Cont
 			return c.explain(err, false)
 		}
 		if c.verbose {
-			fmt.Fprintln(c.err, c.errPaint.Paint(screen.Dim, "the stream broke, opening it again: "+screen.Clean(status.Convert(err).Message())))
+			fmt.Fprintln(c.err, c.errPaint.Paint(screen.Dim, "the stream broke and is opened again: "+screen.Clean(status.Convert(err).Message())))
 		}
 		t := time.NewTimer(pause)
 		select {
@@ -73,8 +73,8 @@ func follow[M proto.Message](ctx context.Context, c *cli, open func(context.Cont
 	}
 }
 
-// drainStream opens a stream and reads it to its end. refused tells that the
-// error is take's own.
+// drainStream opens a stream and reads it to its end. refused reports whether the error
+// is that of take.
 func drainStream[M proto.Message](ctx context.Context, open func(context.Context) (receiver[M], error), take func(M) error) (refused bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -93,7 +93,7 @@ func drainStream[M proto.Message](ctx context.Context, open func(context.Context
 	}
 }
 
-// openError marks the status of a stream that could not be opened.
+// openError is the error of a stream that could not be opened; errors.Is finds errOpen in it.
 type openError struct{ err error }
 
 func (e *openError) Error() string              { return e.err.Error() }
@@ -101,21 +101,21 @@ func (e *openError) Unwrap() error              { return e.err }
 func (e *openError) Is(target error) bool       { return target == errOpen }
 func (e *openError) GRPCStatus() *status.Status { return status.Convert(e.err) }
 
-// watched is one change of a workload; both fields are empty when the present
-// state has been told in full.
+// watched is one change of a workload. Both fields are empty once the present state of
+// all workloads has been passed on.
 type watched struct {
 	view *controlv1.WorkloadView
-	gone string // id of a workload that is no more
+	gone string // id of a deleted workload
 }
 
-// watch tells the present state of workloads and then every change, over broken
-// connections too. Those of ids that do not exist are told as gone.
+// watch passes the present state of workloads to take, and then every change, also
+// after broken connections. An id in ids that does not exist is passed as gone.
 func (c *cli) watch(ctx context.Context, req *clusterv1.WatchWorkloadsRequest, ids []string, take func(watched) error) error {
 	known := map[string]bool{}
 	for _, id := range ids {
 		known[id] = true
 	}
-	var seen map[string]bool // since the stream was opened; nil once it is in step
+	var seen map[string]bool // ids since the stream was opened; nil after its present state
 	open := func(ctx context.Context) (receiver[*clusterv1.WorkloadChange], error) {
 		seen = map[string]bool{}
 		return c.cluster.WatchWorkloads(ctx, req)

@@ -15,7 +15,7 @@ import (
 
 func (c *cli) whyCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "why WORKLOAD", Short: "Say why a workload is where it is, or nowhere",
+		Use: "why WORKLOAD", Short: "Explain why a workload is on its node, or on none",
 		Args: args(1, 1, "WORKLOAD"), ValidArgsFunction: c.completeWorkload,
 		RunE: c.online(func(ctx context.Context, args []string) error { return c.why(ctx, args[0], "") }),
 	}
@@ -23,7 +23,7 @@ func (c *cli) whyCommand() *cobra.Command {
 
 func (c *cli) whyNotCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "why-not WORKLOAD NODE", Short: "Say why a workload is not on that node",
+		Use: "why-not WORKLOAD NODE", Short: "Explain why a workload is not on a node",
 		Args: args(2, 2, "WORKLOAD", "NODE"), ValidArgsFunction: c.completeWorkloadThenNode,
 		RunE: c.online(func(ctx context.Context, args []string) error { return c.why(ctx, args[0], args[1]) }),
 	}
@@ -33,7 +33,7 @@ func (c *cli) why(ctx context.Context, id, node string) error {
 	r, err := read(ctx, c, c.cluster.Why, &clusterv1.WhyRequest{WorkloadId: id, NodeId: node})
 	if err != nil {
 		f := c.explain(err, false)
-		if f.hint != "persysctl nodes" { // it is the workload that is missing
+		if f.hint != "persysctl nodes" { // the workload is missing, not the node
 			return c.orGroup(ctx, id, f)
 		}
 		return c.nodeFailure(node, f)
@@ -68,7 +68,7 @@ func (c *cli) showWhy(r *clusterv1.WhyResponse) {
 	c.showLastActions(r.GetLastActions())
 
 	if len(r.GetCounts()) > 0 {
-		c.section("What stands against it")
+		c.section("Why nodes are ruled out")
 		t := screen.NewTable(screen.Column{Title: "NODES", Right: true}, screen.Column{Title: "FILTER"}, screen.Column{Title: "REASON", Gives: 1, Least: 20})
 		for _, n := range r.GetCounts() {
 			t.Add(screen.Text(fmt.Sprint(n.GetNodes())), screen.Text(n.GetFilter()), screen.Text(n.GetReason()))
@@ -83,7 +83,7 @@ func (c *cli) showWhy(r *clusterv1.WhyResponse) {
 	c.print(c.verdicts(r))
 }
 
-// verdicts lists the nodes; the best comes first, as the scheduler sorted them.
+// verdicts lists the nodes in the scheduler's order, the best first.
 func (c *cli) verdicts(r *clusterv1.WhyResponse) *screen.Table {
 	t := screen.NewTable(screen.Column{Title: "NODE", Gives: 1, Least: 16, Keeps: screen.Middle}, screen.Column{Title: "VERDICT"}, screen.Column{Title: "SCORE", Right: true},
 		screen.Column{Title: "WHY", Gives: 2, Least: 20})
@@ -96,7 +96,7 @@ func (c *cli) verdicts(r *clusterv1.WhyResponse) *screen.Table {
 		if v.GetNodeId() == r.GetAssignedNodeId() {
 			verdict.Text = "here"
 			if !v.GetFeasible() {
-				verdict = screen.Styled("here", screen.Warn) // what changed since does not move it
+				verdict = screen.Styled("here", screen.Warn) // it no longer fits; running workloads are not moved
 			}
 		}
 		t.Add(screen.Text(v.GetNodeId()), verdict, screen.Text(score), screen.Text(why))
@@ -104,7 +104,7 @@ func (c *cli) verdicts(r *clusterv1.WhyResponse) *screen.Table {
 	return t
 }
 
-// rejection is what a filter said; most say their name themselves.
+// rejection is the reason of a filter, with its name unless the reason begins with it.
 func rejection(v *clusterv1.NodeVerdict) string {
 	if strings.HasPrefix(strings.ToLower(v.GetReason()), strings.ToLower(v.GetFilter())) {
 		return v.GetReason()
@@ -133,7 +133,7 @@ func (c *cli) showWhyNot(r *clusterv1.WhyResponse, node string) {
 	case !v.GetFeasible():
 		line = fmt.Sprintf("%s cannot run on %s: %s", r.GetWorkloadId(), node, rejection(v))
 	case r.GetAssignedNodeId() != "":
-		line = fmt.Sprintf("%s could run on %s, but it is on %s already, and what runs is not moved.", r.GetWorkloadId(), node, r.GetAssignedNodeId())
+		line = fmt.Sprintf("%s could run on %s, but it is on %s, and running workloads are not moved.", r.GetWorkloadId(), node, r.GetAssignedNodeId())
 	case r.GetChosenNodeId() != "" && r.GetChosenNodeId() != node:
 		line = fmt.Sprintf("%s could run on %s, but %s scores better.", r.GetWorkloadId(), node, r.GetChosenNodeId())
 	default:
@@ -152,7 +152,7 @@ func (c *cli) actionsCommand() *cobra.Command {
 		Args: args(1, 1, "WORKLOAD"), ValidArgsFunction: c.completeWorkload,
 		RunE: c.online(func(ctx context.Context, args []string) error { return c.actions(ctx, args[0], limit) }),
 	}
-	cmd.Flags().Int32Var(&limit, "limit", 20, "at most so many; 0 is all that are kept")
+	cmd.Flags().Int32Var(&limit, "limit", 20, "number of actions, the newest; 0 shows all")
 	return c.watchable(cmd)
 }
 
@@ -173,7 +173,7 @@ func (c *cli) actions(ctx context.Context, id string, limit int32) error {
 	})
 }
 
-// action is a task of an agent, as it is asked for or as the record keeps it.
+// action is a task of an agent: a recent one, or one of the workload's record.
 type action interface {
 	GetTaskId() string
 	GetActionType() string
@@ -197,7 +197,7 @@ func actionTable[A action](c *cli, list []A) *screen.Table {
 	return t
 }
 
-// showLastActions shows what was attached to the record when an order timed out.
+// showLastActions shows the actions that were recorded when an order timed out.
 func (c *cli) showLastActions(list []*controlv1.WorkloadAction) {
 	if len(list) == 0 {
 		return

@@ -40,7 +40,7 @@ func (c *cli) get(ctx context.Context, id string) error {
 	})
 }
 
-// orGroup adds to "not found" that the id is the group of other workloads.
+// orGroup adds to a "not found" that there is a group of that name.
 func (c *cli) orGroup(ctx context.Context, id string, err error) error {
 	var f *failure
 	if !errors.As(err, &f) || f.code != exitNotFound {
@@ -69,11 +69,11 @@ func (c *cli) members(ctx context.Context, group string) ([]string, error) {
 	return out, nil
 }
 
-// targets lists what a change of id is about, as the schedulers see it: the workload, or
-// what count made in the group of that name.
+// targets lists the workloads that a change of id affects: the workload, or else the members
+// that a count made in the group of that name.
 func (c *cli) targets(ctx context.Context, id string) []string {
 	if _, err := call(ctx, c, c.control.GetWorkload, &controlv1.GetWorkloadRequest{WorkloadId: id, Level: c.level()}); status.Code(err) == codes.NotFound {
-		members, _ := c.members(ctx, id) // who cannot list them waits for the id
+		members, _ := c.members(ctx, id) // after an error the id is waited for
 		members = slices.DeleteFunc(members, func(m string) bool { return !fsm.MadeByCount(id, m) })
 		if len(members) > 0 {
 			return members
@@ -99,12 +99,12 @@ func (c *cli) showWorkload(w *controlv1.WorkloadView) {
 	if w.GetRetryAttempts() > 0 || w.GetRetryNextAt() != nil {
 		f.Add("Retry", screen.Text(c.retryText(w)))
 	}
-	switch m := w.GetMessage(); { // one line of the agent
+	switch m := w.GetMessage(); { // the agent's, one line
 	case m == "":
 	case w.GetType() == "compose":
 		f.Add("Services", screen.Text(m)) // "service: state; service: state"
 	case w.GetType() == "vm" && w.GetStatus() == "Running":
-		f.Add("Note", screen.Text(m)) // what it has not, though it runs
+		f.Add("Note", screen.Text(m)) // for example, that the guest has no address
 	}
 	f.Add("Type", screen.Text(joinNonEmpty(", ", w.GetType(), w.GetImageOrSource())))
 	if r := w.GetSpec().GetResources(); r != nil {
@@ -123,7 +123,7 @@ func (c *cli) showWorkload(w *controlv1.WorkloadView) {
 	if h := w.GetHealth(); h != "" {
 		text := h
 		if h != "healthy" {
-			text += ", and so not in DNS"
+			text += ", and therefore not in DNS"
 		}
 		f.Add("Health", screen.Text(text))
 	}
@@ -136,7 +136,7 @@ func (c *cli) showWorkload(w *controlv1.WorkloadView) {
 		if limit := u.GetDiskLimitBytes(); limit > 0 {
 			by := "measured"
 			if u.GetDiskCapped() {
-				by = "kept by the engine"
+				by = "enforced by the engine"
 			}
 			text += fmt.Sprintf(", disk %s of %s (%s)", bytesize(u.GetDiskBytes()), bytesize(limit), by)
 		}
@@ -159,7 +159,7 @@ func (c *cli) showWorkload(w *controlv1.WorkloadView) {
 	if s := w.GetSpec(); s != nil {
 		data, err := encode.YAML(s, false)
 		if err != nil {
-			return // the spec came out of the same decoder; there is nothing to show
+			return // cannot happen: the specification has just been decoded
 		}
 		c.section("Specification (secrets are hidden)")
 		for _, line := range strings.Split(strings.TrimRight(string(data), "\n"), "\n") {
@@ -249,16 +249,17 @@ func (c *cli) deleteCommand() *cobra.Command {
 	var o deleteOptions
 	cmd := &cobra.Command{
 		Use: "delete WORKLOAD…", Aliases: []string{"rm"}, Short: "Delete workloads, or all of a group",
-		Long: `Delete workloads. The id of a group that count made deletes its members. A record
-goes when its node has confirmed that nothing of the workload is left; --force
-forgets it without that, for nodes that never come back.`,
-		Args: args(1, -1, "WORKLOAD"), ValidArgsFunction: c.completeWorkloads,
+		Long: `Delete workloads. The id of a group that a count made deletes its members. The record
+of a workload is removed when its node has confirmed that nothing is left of it. With
+--force it is removed at once, for nodes that never come back.`,
+		Example: "  persysctl delete web\n  persysctl delete web-1 web-2 --wait",
+		Args:    args(1, -1, "WORKLOAD"), ValidArgsFunction: c.completeWorkloads,
 		RunE: c.online(func(ctx context.Context, args []string) error { return c.delete(ctx, args, o) }),
 	}
 	f := cmd.Flags()
-	f.BoolVar(&o.force, "force", false, "do not wait for the node's confirmation: it may still run the workload")
+	f.BoolVar(&o.force, "force", false, "remove the record without the node's confirmation; the node may still run the workload")
 	f.BoolVarP(&o.yes, "yes", "y", false, "do not ask")
-	o.flags(f, "the workloads are gone")
+	o.flags(f, "the workloads are deleted")
 	return cmd
 }
 
@@ -277,7 +278,7 @@ func (c *cli) delete(ctx context.Context, ids []string, o deleteOptions) error {
 	for _, id := range ids {
 		targets := []string{id}
 		if o.wait {
-			// Before the deletion, while the members of a group are still known.
+			// A deleted group no longer has members, so they are listed first.
 			targets = c.targets(ctx, id)
 		}
 		r, err := change(ctx, c, c.control.DeleteWorkload, &controlv1.DeleteWorkloadRequest{WorkloadId: id, Force: o.force})
@@ -300,7 +301,7 @@ func (c *cli) delete(ctx context.Context, ids []string, o deleteOptions) error {
 	return waited(failures.err(), c.awaitAll(ctx, goals, index, o.timeout, time.After(o.timeout)))
 }
 
-// refusedWorkload explains an in-band refusal, which has no code of its own.
+// refusedWorkload explains a refusal in the answer of a call, which has no gRPC code.
 func (c *cli) refusedWorkload(ctx context.Context, id, why string) error {
 	_, err := call(ctx, c, c.control.GetWorkload, &controlv1.GetWorkloadRequest{WorkloadId: id, Level: c.level()})
 	if err != nil {
@@ -316,12 +317,12 @@ func (c *cli) refusedWorkload(ctx context.Context, id, why string) error {
 }
 
 func (c *cli) retryCommand() *cobra.Command {
-	return c.againCommand("retry", "Try a failed workload again at once, and forget its failures", "trying again")
+	return c.againCommand("retry", "Retry failed workloads at once, and reset their attempts", "trying again")
 }
 
-// restartCommand is the same call: what runs is made anew, as it is specified.
+// restartCommand makes the same call as retry, which recreates a workload that runs.
 func (c *cli) restartCommand() *cobra.Command {
-	return c.againCommand("restart", "Make running workloads anew, as they are specified", "restarting")
+	return c.againCommand("restart", "Recreate running workloads from their specification", "restarting")
 }
 
 func (c *cli) againCommand(verb, short, doing string) *cobra.Command {
@@ -342,16 +343,16 @@ func (c *cli) againCommand(verb, short, doing string) *cobra.Command {
 			}, goalKept())
 		}),
 	}
-	o.flags(cmd.Flags(), "the workloads run, if they are to")
+	o.flags(cmd.Flags(), "the workloads are in their desired state")
 	return cmd
 }
 
 func (c *cli) startCommand() *cobra.Command {
-	return c.desireCommand("start", "Start stopped workloads, as they are", "Running", "starting")
+	return c.desireCommand("start", "Start stopped workloads", "Running", "starting")
 }
 
 func (c *cli) stopCommand() *cobra.Command {
-	return c.desireCommand("stop", "Stop workloads and keep their specification", "Stopped", "stopping")
+	return c.desireCommand("stop", "Stop workloads, and keep their specification", "Stopped", "stopping")
 }
 
 func (c *cli) desireCommand(verb, short, desired, doing string) *cobra.Command {
@@ -380,7 +381,7 @@ func (c *cli) desireCommand(verb, short, desired, doing string) *cobra.Command {
 	return cmd
 }
 
-// each changes workloads one after another and waits for all that were changed.
+// each calls do for one workload after another, and with --wait waits for those that it changed.
 func (c *cli) each(ctx context.Context, ids []string, o waiting, do func(id string) ([]string, uint64, error), g goal) error {
 	if err := o.check(); err != nil {
 		return err
@@ -408,10 +409,10 @@ func (c *cli) each(ctx context.Context, ids []string, o waiting, do func(id stri
 	return waited(failures.err(), c.awaitAll(ctx, goals, after, o.timeout, time.After(o.timeout)))
 }
 
-// done reports one change that was recorded.
+// done prints the result of one change.
 func (c *cli) done(id, what string, m message) {
 	if c.machine() {
-		// An error here means that nobody reads stdout any more.
+		// An error means that the reader of stdout is gone.
 		_ = c.emitItem(m)
 		return
 	}
@@ -422,7 +423,7 @@ func (c *cli) done(id, what string, m message) {
 	writeLines(c.out, []string{id + " " + c.paint.Paint(s, what)})
 }
 
-// confirm asks a person, and only a person: scripts have no terminal.
+// confirm asks a question at the terminal. Without a terminal it returns nil, so scripts are not asked.
 func (c *cli) confirm(question string) error {
 	to := c.err
 	if !c.errTerm {
@@ -451,9 +452,9 @@ func (c *cli) confirm(question string) error {
 	return nil
 }
 
-// workloadCommand keeps the existing habit `persysctl workload VERB --id ID`.
+// workloadCommand keeps the commands of the legacy v1 CLI: persysctl workload VERB --id ID.
 func (c *cli) workloadCommand() *cobra.Command {
-	parent := &cobra.Command{Use: "workload", Hidden: true, Short: "The same verbs, as in earlier versions", Args: args(0, 0), RunE: help}
+	parent := &cobra.Command{Use: "workload", Hidden: true, Short: "The commands for workloads, as in the legacy v1 CLI", Args: args(0, 0), RunE: help}
 	for _, cmd := range []*cobra.Command{c.listCommand(), c.getCommand(), c.deleteCommand(), c.retryCommand(), c.startCommand(), c.stopCommand(), c.restartCommand()} {
 		if cmd.Name() != "list" {
 			withID(cmd)
@@ -463,9 +464,9 @@ func (c *cli) workloadCommand() *cobra.Command {
 	return parent
 }
 
-// withID lets --id stand for the argument.
+// withID adds the flag --id, which replaces the argument.
 func withID(cmd *cobra.Command) {
-	id := cmd.Flags().String("id", "", "the id, in place of the argument")
+	id := cmd.Flags().String("id", "", "id, in place of the argument")
 	check, do := cmd.Args, cmd.RunE
 	merged := func(args []string) []string {
 		if *id != "" {

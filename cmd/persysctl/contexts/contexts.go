@@ -1,7 +1,6 @@
-// Package contexts keeps the clusters that a person works with under short
-// names: contexts.yaml in the XDG configuration folder, readable by its owner
-// alone. A context is how to reach a cluster, never a secret itself: keys and
-// tokens stay in files that it names.
+// Package contexts stores named clusters in contexts.yaml, in the XDG configuration
+// folder, readable by its owner only. A context holds the address of a cluster and the
+// paths of keys and tokens, but no secret.
 package contexts
 
 import (
@@ -19,7 +18,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Context is one cluster.
+// Context is the connection to one cluster.
 type Context struct {
 	Name string `yaml:"name" json:"name"`
 	// Server is HOST[:PORT],… or srv://NAME for schedulers, http(s)://HOST[:PORT]
@@ -31,7 +30,7 @@ type Context struct {
 	Key      string `yaml:"tls_key,omitempty" json:"tls_key,omitempty"`
 	// ClusterID is one of a gateway's clusters; empty is its default.
 	ClusterID string `yaml:"cluster_id,omitempty" json:"cluster_id,omitempty"`
-	// Namespace is of what is applied without naming one, and of what is listed.
+	// Namespace is that of workloads whose file names none, and of lists.
 	Namespace string `yaml:"namespace,omitempty" json:"namespace,omitempty"`
 	// TokenFile holds a bearer token for a gateway.
 	TokenFile string `yaml:"token_file,omitempty" json:"token_file,omitempty"`
@@ -50,7 +49,7 @@ func (c Context) Transport() string {
 	return "grpc"
 }
 
-// Security says in a word how the connection is protected.
+// Security is "plain text", "TLS" or "TLS, token".
 func (c Context) Security() string {
 	switch {
 	case strings.HasPrefix(c.Server, "http://") || !Gateway(c.Server) && c.Insecure:
@@ -72,10 +71,10 @@ const maxFile = 1 << 20
 
 var name = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
 
-// Path is where the file is: $XDG_CONFIG_HOME/persys/contexts.yaml, by default
-// below ~/.config. It is "" without a home.
+// Path is the path of the file: $XDG_CONFIG_HOME/persys/contexts.yaml, by default
+// below ~/.config. It is "" without a home folder.
 func Path(environ func(string) (string, bool), home string) string {
-	// A relative value is to be ignored (XDG Base Directory Specification).
+	// A relative path must be ignored (XDG Base Directory Specification).
 	if dir, ok := environ("XDG_CONFIG_HOME"); ok && filepath.IsAbs(dir) {
 		return filepath.Join(dir, "persys", "contexts.yaml")
 	}
@@ -85,7 +84,7 @@ func Path(environ func(string) (string, bool), home string) string {
 	return filepath.Join(home, ".config", "persys", "contexts.yaml")
 }
 
-// Load reads the file; one that does not exist holds no context.
+// Load reads the file. A missing file has no contexts.
 func Load(path string) (*File, error) {
 	f := &File{path: path}
 	if path == "" {
@@ -124,14 +123,14 @@ func Load(path string) (*File, error) {
 		seen[c.Name] = true
 	}
 	if f.Current != "" && !seen[f.Current] {
-		return nil, fmt.Errorf("%s: current: there is no context %q", path, f.Current)
+		return nil, fmt.Errorf("%s: current: context %q does not exist", path, f.Current)
 	}
 	return f, nil
 }
 
 const nameRule = "must be letters, digits, '_', '.' and '-', at most 64, and begin with a letter or digit"
 
-// Get finds a context.
+// Get returns a context by name.
 func (f *File) Get(name string) (Context, bool) {
 	i := f.index(name)
 	if i < 0 {
@@ -154,7 +153,7 @@ func (f *File) Names() []string {
 	return out
 }
 
-// Put adds a context, or replaces the one of its name. The first one is current.
+// Put adds a context or replaces the one of the same name. The first one becomes current.
 func (f *File) Put(c Context) error {
 	if !name.MatchString(c.Name) {
 		return fmt.Errorf("name: %s, got %q", nameRule, c.Name)
@@ -171,8 +170,8 @@ func (f *File) Put(c Context) error {
 	return nil
 }
 
-// Remove forgets a context and reports whether there was one. Without the
-// current one there is none, until another is chosen.
+// Remove removes a context and reports whether it existed. After the current context is
+// removed, none is current.
 func (f *File) Remove(name string) bool {
 	i := f.index(name)
 	if i < 0 {
@@ -185,7 +184,7 @@ func (f *File) Remove(name string) bool {
 	return true
 }
 
-// Save writes the file whole or not at all.
+// Save writes the file atomically.
 func (f *File) Save() error {
 	if f.path == "" {
 		return errors.New("there is no home folder for contexts.yaml; set HOME or XDG_CONFIG_HOME")

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// FuzzFile: contexts.yaml is people's to edit.
+// FuzzFile: users may edit contexts.yaml.
 func FuzzFile(f *testing.F) {
 	path := filepath.Join(f.TempDir(), "contexts.yaml")
 	f.Add([]byte("current: a\ncontexts:\n- {name: a, server: 'https://x'}\n"))

@@ -1,5 +1,5 @@
-// Package encode writes messages of our API as JSON and YAML that are the same
-// every time.
+// Package encode writes messages of the API as JSON and YAML. Equal messages give equal
+// text.
 package encode
 
 import (
@@ -18,14 +18,14 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// JSON is protobuf's JSON mapping with the wire's names. Default values are
-// written out, so that a list is never missing.
+// JSON is protobuf's JSON mapping with the names of the proto files. Fields with default
+// values are written too, so a list is never missing.
 func JSON(m proto.Message, indent bool) ([]byte, error) {
 	raw, err := protojson.MarshalOptions{UseProtoNames: true, EmitDefaultValues: true}.Marshal(m)
 	if err != nil {
 		return nil, fmt.Errorf("encode %s: %w", m.ProtoReflect().Descriptor().FullName(), err)
 	}
-	// protojson varies its spaces on purpose; people and diffs want them fixed.
+	// protojson varies its spaces at random.
 	var out bytes.Buffer
 	if indent {
 		err = json.Indent(&out, raw, "", "  ")
@@ -39,8 +39,8 @@ func JSON(m proto.Message, indent bool) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// YAML writes what is set (and with lists the empty lists of an answer), in the order of the definition, with numbers as
-// numbers (protobuf's JSON has 64-bit integers as strings).
+// YAML writes the fields that are set, in the order of the proto file, and 64-bit integers as
+// numbers, which protobuf's JSON has as strings. With lists it also writes empty lists of messages.
 func YAML(m proto.Message, lists bool) ([]byte, error) {
 	n := messageNode(m.ProtoReflect(), lists)
 	var out bytes.Buffer
@@ -61,7 +61,7 @@ func textNode(s string) *yaml.Node {
 	n.SetString(s)
 	switch strings.ToLower(s) {
 	case "y", "n", "yes", "no", "on", "off":
-		// Booleans to readers of YAML 1.1; "no" is a restart policy here.
+		// YAML 1.1 reads these words as booleans, and "no" is a restart policy.
 		n.Style = yaml.DoubleQuotedStyle
 	}
 	return n
@@ -75,7 +75,7 @@ func messageNode(m protoreflect.Message, top bool) *yaml.Node {
 	fields := m.Descriptor().Fields()
 	for i := range fields.Len() {
 		fd := fields.Get(i)
-		// The lists of an answer are always there.
+		// Empty lists of an answer are written too.
 		always := top && fd.IsList() && fd.Kind() == protoreflect.MessageKind
 		if !m.Has(fd) && !always {
 			continue
@@ -102,7 +102,7 @@ func fieldNode(fd protoreflect.FieldDescriptor, v protoreflect.Value) *yaml.Node
 		})
 		slices.Sort(keys)
 		for _, k := range keys {
-			// Every map of our API has text keys.
+			// All maps of the API have string keys.
 			value := v.Map().Get(protoreflect.ValueOfString(k).MapKey())
 			n.Content = append(n.Content, textNode(k), valueNode(fd.MapValue(), value))
 		}

@@ -12,8 +12,8 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// TestYAMLMeansWhatWasSaid: text that looks like something else stays text, also
-// for readers of YAML 1.1, and numbers are numbers.
+// TestYAMLMeansWhatWasSaid: strings that look like other types are read back as strings,
+// also by YAML 1.1, and numbers as numbers.
 func TestYAMLMeansWhatWasSaid(t *testing.T) {
 	env := map[string]string{}
 	for _, s := range []string{"no", "Yes", "on", "true", "null", "~", "1", "1.5", "0x1f", "1e3", "2026-11-20", "", " x", "a: b", "# c", "- d", "line\nbreak", "*", "&a", "'q'", "\"", "\t"} {

@@ -1,4 +1,4 @@
-// Package manifest reads the files that are named to be applied: specifications, Compose files, folders of
+// Package manifest reads the files of an apply: specifications, Compose files, folders of
 // both, and standard input.
 package manifest
 
@@ -17,20 +17,21 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// maxFiles bounds a folder.
+// maxFiles bounds the files of one folder.
 const maxFiles = 10_000
 
 const stdin = "<stdin>"
 
-// Source is one text to parse.
+// Source is the text of one file.
 type Source struct {
-	Name string // as shown in errors
-	Data []byte // one byte more than spec.MaxFile at most
-	base string // folder that files named in it are relative to
+	Name string // path, for errors
+	Data []byte // at most spec.MaxFile+1 bytes
+	base string // folder of relative paths in the text
 }
 
-// Read reads what is named, in this order; "-" is in, a folder all its *.yaml, *.yml and *.json by name, with
-// recursive also those below it. Nothing hidden in a folder is taken. The error is a fs.PathError or says which folder.
+// Read reads files in the order of names. "-" is standard input (in). A folder stands for its *.yaml, *.yml
+// and *.json in the order of their names; with recursive its subfolders are read too. Hidden files are skipped.
+// The error is a *fs.PathError or names the folder.
 func Read(names []string, recursive bool, in io.Reader) ([]Source, error) {
 	var out []Source
 	for _, name := range names {
@@ -63,8 +64,8 @@ func Read(names []string, recursive bool, in io.Reader) ([]Source, error) {
 	return out, nil
 }
 
-// Options let a specification name files beside it, and a Compose file have the name and the variables that
-// Compose itself would give it. A name that is given goes before.
+// Options are the options to parse the text: relative paths are resolved from its folder, and a Compose file
+// gets the stack name and the variables that Compose would give it. A name that is not "" takes precedence.
 func (s Source) Options(name string, readFile func(string) ([]byte, error), environ func(string) (string, bool)) spec.Options {
 	o := spec.Options{Name: name, ReadFile: func(path string) ([]byte, error) {
 		if !filepath.IsAbs(path) {
@@ -73,7 +74,7 @@ func (s Source) Options(name string, readFile func(string) ([]byte, error), envi
 		return readFile(path)
 	}}
 	if s.Name == stdin {
-		return o // no folder, no .env
+		return o // standard input has no folder and no .env
 	}
 	if dir, err := filepath.Abs(s.base); err == nil {
 		o.DefaultName = filepath.Base(dir)
@@ -88,14 +89,14 @@ func (s Source) Options(name string, readFile func(string) ([]byte, error), envi
 		}
 		env, err := dotenv.UnmarshalBytesWithLookup(data, environ)
 		if err != nil {
-			return nil, errors.New("cannot be read as KEY=VALUE lines") // its own words may show a secret
+			return nil, errors.New("must consist of KEY=VALUE lines") // the library's error may quote a secret
 		}
 		return env, nil
 	}
 	return o
 }
 
-// readLimited reads a file or a pipe, one byte more than is allowed at most.
+// readLimited reads a file or a pipe, at most one byte more than spec.MaxFile.
 func readLimited(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -105,7 +106,7 @@ func readLimited(path string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, spec.MaxFile+1))
 }
 
-// within lists the specifications of a folder in a fixed order.
+// within lists the files of a folder, sorted.
 func within(dir string, recursive bool) ([]string, error) {
 	var out []string
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {

@@ -1,11 +1,10 @@
-// Package restconn is a way to a cluster through a gateway: a Conn takes the
-// calls of generated gRPC clients and makes each as the HTTP request of /v1 that
-// the gateway offers for it. Commands and screens do not know the difference.
+// Package restconn connects generated gRPC clients to a gateway: a Conn turns each call
+// into a request to the gateway's /v1, so commands work with either kind of connection.
 //
-// Which request is which call is read from the rules that the gateway's handlers
-// are generated from (api/rest/rest.yaml); a session in a workload goes over the
-// gateway's websocket. Calls without a rule are refused here with the way to make
-// them: they carry secrets or megabytes, and go to a scheduler itself.
+// The rules that map calls to requests are those from which the gateway's handlers are
+// generated (api/rest/rest.yaml). Sessions use the gateway's websocket. Calls without a
+// rule carry secrets or large data and need a connection to a scheduler; their error
+// says so.
 package restconn
 
 import (
@@ -37,36 +36,36 @@ import (
 )
 
 const (
-	// attempts is how often one call is made at most, under one idempotency key.
+	// attempts bounds the requests of one call, which share an idempotency key.
 	attempts = 3
 	pause    = 100 * time.Millisecond
-	// maxAnswer bounds an answer and one event of a stream, in bytes: JSON of a
-	// message of at most 4 MiB, with its bytes as base64.
+	// maxAnswer bounds an answer and one event of a stream, in bytes. It allows for the JSON
+	// of a message of 4 MiB.
 	maxAnswer = 16 << 20
-	// silence is how long a stream or a session may say nothing at all; a gateway
-	// says every 15 or 20 seconds that it lives.
+	// silence is how long a stream or session may be without a byte. A gateway sends a
+	// comment or a ping every 15 or 20 seconds.
 	silence = 45 * time.Second
-	// probe is how long a gateway may take to say why it went away, if the call lasts that long.
+	// probe bounds the second connection that finds out why a gateway cut the first one.
 	probe = 5 * time.Second
 )
 
-// ReasonNoRoute is the reason of the error of a call that no gateway offers.
+// ReasonNoRoute is the error reason of a call without a rule.
 const ReasonNoRoute = "NO_ROUTE"
 
-// Options say where the gateway is and who asks.
+// Options configure a Conn.
 type Options struct {
 	// URL is http://HOST[:PORT] or https://HOST[:PORT].
 	URL string
-	// Cluster is the id of one of the gateway's clusters; empty is its default.
+	// Cluster is the id of one of the gateway's clusters; "" is the gateway's default.
 	Cluster string
-	// Token gives a bearer token, or "" for none. It is asked before each call, so
-	// that one that was renewed is used.
+	// Token returns a bearer token, or "" for none. It is called before each request, since
+	// tokens are renewed.
 	Token func() (string, error)
-	// TLS is for https; nil is the system's roots and no certificate.
+	// TLS is for https. nil means the system's roots and no client certificate.
 	TLS         *tls.Config
 	UserAgent   string
 	CallTimeout time.Duration
-	// Wrap goes around the transport (traces); may be nil.
+	// Wrap wraps the transport, for traces; it may be nil.
 	Wrap func(http.RoundTripper) http.RoundTripper
 }
 
@@ -82,7 +81,7 @@ type Conn struct {
 
 var _ grpc.ClientConnInterface = (*Conn)(nil)
 
-// New prepares a connection; nothing is sent before the first call.
+// New prepares a connection. Nothing is sent before the first call.
 func New(opt Options) (*Conn, error) {
 	u, err := url.Parse(opt.URL)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
@@ -108,12 +107,12 @@ func New(opt Options) (*Conn, error) {
 		rt = opt.Wrap(t)
 	}
 	c := &Conn{opt: opt, base: strings.TrimRight(opt.URL, "/"), routes: table, transport: t, silence: silence}
-	// A redirect would take the token elsewhere.
+	// A redirect could send the token to another server.
 	c.http = &http.Client{Transport: rt, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	return c, nil
 }
 
-// Close ends idle connections. Calls end with their contexts.
+// Close closes idle connections. Calls end with their contexts.
 func (c *Conn) Close() error {
 	c.transport.CloseIdleConnections()
 	return nil
@@ -142,13 +141,13 @@ func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, _ ...
 	mutation, once := !dial.IsRead(method), dial.Once(method)
 	key := ""
 	if mutation && !once {
-		// Every attempt goes under one id, so that it happens at most once. A request
-		// that has one is also repeated by net/http.
+		// All attempts have one id, so the change happens at most once. With the header
+		// net/http repeats the request, too.
 		if key, err = requestID(ctx); err != nil {
 			return status.Errorf(codes.Internal, "%v", err)
 		}
 	}
-	sent := false // an earlier attempt may have reached the cluster
+	sent := false // an attempt may have reached the cluster
 	for try := 1; ; try++ {
 		resp, err := c.do(ctx, r.method, path, body, key, "application/json")
 		if err == nil {
@@ -210,7 +209,7 @@ func (c *Conn) do(ctx context.Context, method, path string, body []byte, key, ac
 	return resp, nil
 }
 
-// header says who asks, and which cluster.
+// header is the headers for the token, the cluster and the user agent.
 func (c *Conn) header() (http.Header, error) {
 	h := http.Header{"User-Agent": {c.opt.UserAgent}}
 	if c.opt.Cluster != "" {
@@ -228,7 +227,7 @@ func (c *Conn) header() (http.Header, error) {
 	return h, nil
 }
 
-// neverSent reports a failure before anything reached the gateway.
+// neverSent reports whether err happened before the request reached the gateway.
 func neverSent(err error) bool {
 	var op *net.OpError
 	if errors.As(err, &op) && op.Op == "dial" {
@@ -258,7 +257,7 @@ func refused(err error) string {
 // connection, with the same certificate, that writes nothing and reads the alert.
 func (c *Conn) why(req *http.Request, err error) error {
 	gone := errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, net.ErrClosed) || errors.Is(err, io.EOF) ||
-		strings.Contains(err.Error(), "http2: client conn") // net/http keeps these errors to itself
+		strings.Contains(err.Error(), "http2: client conn") // net/http does not export these errors
 	if !gone || req.URL.Scheme != "https" || refused(err) != "" {
 		return err
 	}
@@ -293,7 +292,7 @@ func CertificateRefusal(ctx context.Context, addr string, cfg *tls.Config) strin
 	return refused(listen(ctx, addr, cfg))
 }
 
-// failed is the status of a request that got no answer.
+// failed is the status error of a request without an answer. maybe: the change may have been carried out.
 func failed(ctx context.Context, err error, maybe bool) error {
 	var s interface{ GRPCStatus() *status.Status }
 	if errors.As(err, &s) {
@@ -301,7 +300,7 @@ func failed(ctx context.Context, err error, maybe bool) error {
 	}
 	var u *url.Error
 	if errors.As(err, &u) {
-		err = u.Err // without the method and the address, which the caller knows
+		err = u.Err // without method and address
 	}
 	if why := refused(err); why != "" {
 		return status.Error(codes.Unavailable, "connection error: the gateway refuses our certificate: "+why)
@@ -326,7 +325,7 @@ func read(resp *http.Response) ([]byte, error) {
 	return data, err
 }
 
-// answer reads the body of an HTTP answer into out, or into an error.
+// answer decodes the body of a response into out, or returns the error in it.
 func (c *Conn) answer(code int, data []byte, out proto.Message, mutation bool) error {
 	if code == http.StatusOK {
 		if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(data, out); err != nil {
@@ -337,7 +336,7 @@ func (c *Conn) answer(code int, data []byte, out proto.Message, mutation bool) e
 	return c.problem(code, data, mutation)
 }
 
-// problem turns an error's body back into the status that it was made from.
+// problem turns the body of an error into the gRPC status that the gateway got.
 func (c *Conn) problem(code int, data []byte, mutation bool) error {
 	var p struct {
 		Error, Code, Reason string
@@ -351,12 +350,12 @@ func (c *Conn) problem(code int, data []byte, mutation bool) error {
 	}
 	kind := fromHTTP(code)
 	if kind == codes.Unavailable && mutation {
-		return dial.UnknownOutcome(fmt.Sprintf("something before the gateway answered %d: %s", code, text))
+		return dial.UnknownOutcome(fmt.Sprintf("a proxy in front of the gateway answered %d: %s", code, text))
 	}
 	return status.Errorf(kind, "%s answered %d: %s", c.base, code, text)
 }
 
-// named is an error of the kind that code names, or else of kind.
+// named is an error with the gRPC code of that name, or else with kind.
 func named(kind codes.Code, code, reason, text string) error {
 	var k codes.Code
 	if code != "" && k.UnmarshalJSON([]byte(`"`+code+`"`)) == nil && k != codes.OK {
@@ -398,7 +397,7 @@ func noRoute(method string) error {
 		fmt.Sprintf("a gateway does not offer %s, it goes to a scheduler itself; `persysctl --server HOST:8085 …`", name))
 }
 
-// fromEvent is the status that a stream ended with.
+// fromEvent is the status error in the last event of a stream.
 func fromEvent(data []byte) error {
 	s := &spb.Status{}
 	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(data, s); err != nil || s.GetCode() == 0 {

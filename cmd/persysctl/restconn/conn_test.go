@@ -58,7 +58,7 @@ func TestRequests(t *testing.T) {
 	}
 }
 
-// conn is a connection to a handler.
+// conn makes a connection to a handler.
 func conn(t *testing.T, h http.HandlerFunc) *Conn {
 	t.Helper()
 	s := httptest.NewServer(h)
@@ -71,7 +71,7 @@ func conn(t *testing.T, h http.HandlerFunc) *Conn {
 }
 
 func TestEventsOfAStream(t *testing.T) {
-	const big = 200 << 10 // longer than the reader's buffer
+	const big = 200 << 10 // larger than the reader's buffer
 	for _, c := range []struct {
 		name, answer string
 		status       int
@@ -162,7 +162,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// TestALostAnswer holds how often a call is made whose first answer got lost, and what is told in the end.
+// TestALostAnswer holds the number of requests of a call whose answers are lost, and its error.
 func TestALostAnswer(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -171,11 +171,11 @@ func TestALostAnswer(t *testing.T) {
 		keyed   bool
 		unknown bool
 	}{
-		{"a change is made again under its key", func(cn grpc.ClientConnInterface) error {
+		{"a change is repeated under its key", func(cn grpc.ClientConnInterface) error {
 			_, err := clusterv1.NewClusterClient(cn).CordonNode(t.Context(), &clusterv1.CordonNodeRequest{NodeId: "n"})
 			return err
 		}, 3, true, true},
-		{"what has no receipt is not made again", func(cn grpc.ClientConnInterface) error {
+		{"a change without a receipt is not repeated", func(cn grpc.ClientConnInterface) error {
 			_, err := clusterv1.NewClusterClient(cn).DeleteVolume(t.Context(), &clusterv1.DeleteVolumeRequest{NodeId: "n", Id: "local:data"})
 			return err
 		}, 1, false, true},
@@ -209,8 +209,8 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// TestTheReasonOfARefusalIsHeard: in TLS 1.3 a gateway judges our certificate after our side
-// of the handshake. What it says is the error, not that it has gone, whatever was sent.
+// TestTheReasonOfARefusalIsHeard: in TLS 1.3 a gateway checks our certificate after our side of the
+// handshake. The error is its reason, and not that the connection was cut, whatever was sent.
 func TestTheReasonOfARefusalIsHeard(t *testing.T) {
 	for _, h2 := range []bool{false, true} {
 		s := httptest.NewUnstartedServer(http.NotFoundHandler())
@@ -221,7 +221,7 @@ func TestTheReasonOfARefusalIsHeard(t *testing.T) {
 		t.Cleanup(s.Close)
 		roots := x509.NewCertPool()
 		roots.AddCert(s.Certificate())
-		stranger := s.TLS.Certificates[0] // of nobody that it believes
+		stranger := s.TLS.Certificates[0] // of a CA that the server does not trust
 		for name, x := range map[string]struct {
 			certs []tls.Certificate
 			want  string

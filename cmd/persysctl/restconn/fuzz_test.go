@@ -14,7 +14,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// FuzzAnswer: whatever stands before a gateway may answer in its place.
+// FuzzAnswer: a proxy in front of a gateway may answer anything.
 func FuzzAnswer(f *testing.F) {
 	f.Add(200, []byte(`{"workloads":[{"id":"x"}]}`))
 	f.Add(503, []byte(`<html>busy</html>`))
@@ -32,7 +32,7 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
-// FuzzSession: so may it in a session.
+// FuzzSession does the same for the messages of a session.
 func FuzzSession(f *testing.F) {
 	f.Add([]byte(`{"exit":{"code":7}}`))
 	f.Add([]byte(`{"error":{"code":"NOT_FOUND","reason":"X","message":"no"}}`))
@@ -46,7 +46,7 @@ func FuzzSession(f *testing.F) {
 	})
 }
 
-// FuzzEvents: a stream of events ends, and holds no more than came.
+// FuzzEvents: parsing a stream ends, and yields no more bytes than it got.
 func FuzzEvents(f *testing.F) {
 	f.Add([]byte("event: x\ndata: {}\n\ndata: a\ndata: b\r\n\n: beat\n\n"))
 	f.Add([]byte("data\n\n\n\n:"))

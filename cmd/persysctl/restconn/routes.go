@@ -15,13 +15,13 @@ import (
 	"github.com/persys/compute/api/rest"
 )
 
-// route is the HTTP request that one call is.
+// route is the HTTP request of one call.
 type route struct {
-	method, path string // the path holds {field} for what the message gives
+	method, path string // {name} in the path is a field of the message
 	body         bool
 }
 
-// routes reads the rules that the gateway's own handlers are generated from.
+// routes reads the rules, by the full name of the call.
 func routes() (map[string]route, error) {
 	var doc struct {
 		HTTP struct {
@@ -45,14 +45,14 @@ func routes() (map[string]route, error) {
 		}
 		cut := strings.LastIndexByte(r.Selector, '.')
 		if to.path == "" || cut < 0 || r.Body != "" && !to.body {
-			return nil, fmt.Errorf("api/rest/rest.yaml: %s: this kind of rule is not known here", r.Selector)
+			return nil, fmt.Errorf("api/rest/rest.yaml: %s: rules of this form are not supported", r.Selector)
 		}
 		out["/"+r.Selector[:cut]+"/"+r.Selector[cut+1:]] = to
 	}
 	return out, nil
 }
 
-// request fills a route with a message: its path, its query, its body.
+// request makes the path with its query, and the body, of a message.
 func (r route) request(m proto.Message) (path string, body []byte, err error) {
 	used := map[string]bool{}
 	var b strings.Builder
@@ -88,7 +88,7 @@ func (r route) request(m proto.Message) (path string, body []byte, err error) {
 	return b.String(), nil, nil
 }
 
-// query writes what a message sets as the generated handlers read it.
+// query adds the fields that are set, in the form that the generated handlers read.
 func query(q url.Values, prefix string, m protoreflect.Message, used map[string]bool) {
 	m.Range(func(fd protoreflect.FieldDescriptor, v protoreflect.Value) bool {
 		name := prefix + string(fd.Name())

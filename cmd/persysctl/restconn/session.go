@@ -18,23 +18,23 @@ import (
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 )
 
-// The websocket that carries Cluster.Exec (gateway, exec.go); the rules of /v1
-// have no word for one.
+// The websocket that carries Cluster.Exec (gateway, exec.go). Rules cannot describe
+// one.
 const execProtocol = "persys.exec.v1"
 
 var execRoute = route{method: http.MethodGet, path: "/v1/workloads/{workload_id}/exec"}
 
-// session is a stream both ways over one websocket: each message is its JSON. It
-// dials at the first SendMsg, which names the workload; RecvMsg comes after.
+// session is a bidirectional stream over one websocket, with messages as JSON. It dials
+// at the first SendMsg, whose message names the workload; RecvMsg must come after.
 type session struct {
 	conn    *Conn
 	ctx     context.Context
 	cancel  context.CancelFunc
 	ws      *websocket.Conn
-	idle    *time.Timer // runs while RecvMsg waits, for a gateway that is gone
-	silent  atomic.Bool // idle ended it
-	writing atomic.Bool // a message waits for a command that reads none
-	err     error       // what RecvMsg ended with
+	idle    *time.Timer // runs while RecvMsg waits, and ends a silent session
+	silent  atomic.Bool // idle has ended the session
+	writing atomic.Bool // a write is waiting, for example for a command that reads no input
+	err     error       // final error of RecvMsg
 }
 
 func (c *Conn) session(ctx context.Context) *session {
@@ -47,8 +47,8 @@ func (s *session) Header() (metadata.MD, error) { return nil, nil }
 func (s *session) Trailer() metadata.MD         { return nil }
 func (s *session) Context() context.Context     { return s.ctx }
 
-// CloseSend does nothing: a websocket has no half that closes, and a session says
-// itself that its input ends.
+// CloseSend does nothing: a websocket cannot close one direction, and the end of input is
+// a message of its own.
 func (s *session) CloseSend() error { return nil }
 
 func (s *session) SendMsg(m any) error {
@@ -69,7 +69,7 @@ func (s *session) SendMsg(m any) error {
 	s.writing.Store(true)
 	defer s.writing.Store(false)
 	if s.ws.Write(s.ctx, websocket.MessageText, data) != nil {
-		return io.EOF // RecvMsg tells why
+		return io.EOF // RecvMsg returns the reason
 	}
 	return nil
 }
@@ -87,18 +87,18 @@ func (s *session) dial(first proto.Message) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(s.ctx, s.conn.opt.CallTimeout) // of the handshake alone
+	ctx, cancel := context.WithTimeout(s.ctx, s.conn.opt.CallTimeout) // for the handshake only
 	defer cancel()
 	ws, resp, err := websocket.Dial(ctx, s.conn.base+path, &websocket.DialOptions{
 		HTTPClient: s.conn.http, HTTPHeader: header, Subprotocols: []string{execProtocol},
 		OnPingReceived: func(context.Context, []byte) bool {
 			s.idle.Reset(s.conn.silence)
-			return !s.writing.Load() // an answer that cannot go out for 5 s ends the reading
+			return !s.writing.Load() // the library ends the session if a pong cannot be written for 5 s
 		},
 	})
 	switch {
 	case resp != nil && resp.StatusCode != http.StatusSwitchingProtocols:
-		data, err := read(resp) // its first KiB
+		data, err := read(resp) // the library keeps 1 KiB of it
 		if err != nil {
 			return failed(ctx, err, false)
 		}
@@ -110,7 +110,7 @@ func (s *session) dial(first proto.Message) error {
 	s.ws = ws
 	s.idle = time.AfterFunc(s.conn.silence, func() { s.silent.Store(true); s.cancel() })
 	s.idle.Stop()
-	context.AfterFunc(s.ctx, func() { _ = ws.CloseNow() }) // the peer may be gone
+	context.AfterFunc(s.ctx, func() { _ = ws.CloseNow() }) // an error means that it is closed
 	return nil
 }
 
@@ -136,7 +136,7 @@ func (s *session) recv(out proto.Message) error {
 	return failed(s.ctx, err, false)
 }
 
-// said reads one message of a session into out, or into the error that ended it.
+// said decodes one message of a session into out, or returns the error in it.
 func (c *Conn) said(data []byte, out proto.Message) error {
 	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(data, out); err != nil {
 		return status.Errorf(codes.Internal, "%s sends what is no message of this API: %v", c.base, err)
@@ -150,5 +150,5 @@ func (c *Conn) said(data []byte, out proto.Message) error {
 	if err := json.Unmarshal(data, &end); err == nil && end.Error != nil {
 		return named(codes.Unknown, end.Error.Code, end.Error.Reason, end.Error.Message)
 	}
-	return nil // of a newer gateway
+	return nil // a message of a newer gateway
 }

@@ -21,7 +21,7 @@ import (
 	"github.com/persys/compute/testbed/wire"
 )
 
-// talk is a session with a handler in a gateway's place, up to its first answer.
+// talk opens a session with a handler and reads its first answer.
 func talk(t *testing.T, cn *Conn) (clusterv1.Cluster_ExecClient, *clusterv1.ExecResponse, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -37,7 +37,7 @@ func talk(t *testing.T, cn *Conn) (clusterv1.Cluster_ExecClient, *clusterv1.Exec
 	return s, m, err
 }
 
-// accept upgrades, reads the opening, and says each text.
+// accept upgrades a request, reads the opening message and sends each text.
 func accept(t *testing.T, w http.ResponseWriter, r *http.Request, texts ...string) *websocket.Conn {
 	ws, err := websocket.Accept(w, r, &websocket.AcceptOptions{Subprotocols: []string{execProtocol}})
 	if err != nil {
@@ -55,8 +55,8 @@ func accept(t *testing.T, w http.ResponseWriter, r *http.Request, texts ...strin
 	return ws
 }
 
-// A session goes to the gateway's own address with the token and the cluster, over
-// TLS, also where everything else is HTTP/2.
+// A session sends the token and the cluster, over TLS, also when the gateway speaks
+// HTTP/2.
 func TestSessionIsTheCallers(t *testing.T) {
 	var header http.Header
 	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -133,8 +133,8 @@ func TestSessionRefusals(t *testing.T) {
 	}
 }
 
-// A gateway that says nothing, not even that it lives, is gone; one that asks
-// whether we are there is not.
+// A session with a silent gateway ends. Pings of the gateway keep a session without
+// messages open.
 func TestSilence(t *testing.T) {
 	alive := conn(t, func(w http.ResponseWriter, r *http.Request) {
 		ws := accept(t, w, r)
@@ -143,7 +143,7 @@ func TestSilence(t *testing.T) {
 			if err := ws.Ping(ctx); err != nil {
 				t.Errorf("a question is not answered: %v", err)
 			}
-			time.Sleep(500 * time.Millisecond) // of the three seconds that it may be silent
+			time.Sleep(500 * time.Millisecond) // the limit is three seconds
 		}
 		_ = ws.Write(ctx, websocket.MessageText, []byte(`{"opened":{"node_id":"n"}}`))
 		<-ctx.Done()
@@ -179,8 +179,8 @@ func TestSilence(t *testing.T) {
 	}
 }
 
-// A command that reads none of its input for long holds up our answers to the gateway's
-// questions too; the session goes on when it reads.
+// A command that reads no input also delays our answers to the gateway's pings. The session
+// goes on when it reads again.
 func TestSessionOfABusyCommand(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var got []byte
@@ -191,7 +191,7 @@ func TestSessionOfABusyCommand(t *testing.T) {
 				<-ctx.Done()
 				cancel()
 				ctx, cancel = context.WithTimeout(r.Context(), time.Second)
-				_ = ws.Ping(ctx) // its answer is not read
+				_ = ws.Ping(ctx) // the answer is not read
 				cancel()
 			}
 			_, got, _ = ws.Read(r.Context())
@@ -200,7 +200,7 @@ func TestSessionOfABusyCommand(t *testing.T) {
 		}
 		cn, err := New(Options{URL: "http://gateway", Wrap: func(http.RoundTripper) http.RoundTripper {
 			return wire.Transport(func(w http.ResponseWriter, r *http.Request) {
-				go gateway(w, r.WithContext(t.Context())) // the handshake's own ends with it
+				go gateway(w, r.WithContext(t.Context())) // the request's context ends with the handshake
 				synctest.Wait()
 			})
 		}})
@@ -235,7 +235,7 @@ type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// A caller that reads page by page asks for nothing for a while: that is its own silence.
+// A caller may pause between two reads. That does not count as silence of the gateway.
 func TestStreamOfASlowReader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cn, err := New(Options{URL: "http://gateway", Wrap: func(http.RoundTripper) http.RoundTripper {

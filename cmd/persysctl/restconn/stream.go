@@ -23,8 +23,8 @@ import (
 
 const eventStream = "text/event-stream"
 
-// NewStream implements grpc.ClientConnInterface. A gateway offers streams from the
-// server, as server-sent events, and sessions in workloads.
+// NewStream implements grpc.ClientConnInterface. A gateway offers server streams, as
+// server-sent events, and sessions.
 func (c *Conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, _ ...grpc.CallOption) (grpc.ClientStream, error) {
 	if method == clusterv1.Cluster_Exec_FullMethodName {
 		return c.session(ctx), nil
@@ -37,8 +37,8 @@ func (c *Conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method stri
 	return &stream{conn: c, route: r, ctx: ctx, cancel: cancel}, nil
 }
 
-// stream is one request whose answer goes on. It asks at the first RecvMsg: a
-// gateway begins its answer with the first event, which may be long in coming.
+// stream is one request with a streamed response. The request is made at the first
+// RecvMsg, because the response begins with the first event, which may take long.
 type stream struct {
 	conn   *Conn
 	route  route
@@ -48,8 +48,8 @@ type stream struct {
 
 	body   io.ReadCloser
 	lines  *bufio.Reader
-	idle   *time.Timer // runs while a line is waited for: a caller may take its time between two
-	silent atomic.Bool // nothing was heard for too long; set by idle before it cancels
+	idle   *time.Timer // runs only while a line is read, since the caller may pause between lines
+	silent atomic.Bool // idle has fired; set before it cancels the request
 	err    error
 }
 
@@ -75,8 +75,8 @@ func (s *stream) RecvMsg(m any) error {
 	return receive(m, &s.err, s.recv, s.end)
 }
 
-// receive is the RecvMsg of a stream: the first error that recv returns ends it, and is that of all calls to
-// come.
+// receive implements RecvMsg with recv: the first error of recv ends the stream and is returned by all later
+// calls.
 func receive(m any, last *error, recv func(proto.Message) error, end func()) error {
 	out, ok := m.(proto.Message)
 	if !ok {
@@ -96,7 +96,7 @@ func (s *stream) end() {
 		s.idle.Stop()
 	}
 	if s.body != nil {
-		_ = s.body.Close() // its error is that of the reads before
+		_ = s.body.Close() // a read has returned the error
 	}
 	s.cancel()
 }
@@ -141,8 +141,8 @@ func (s *stream) open() error {
 	return nil
 }
 
-// event reads up to the blank line that ends an event; data is nil for one
-// without any.
+// event reads one event, up to its blank line. data is nil for an event without
+// data.
 func (s *stream) event() (name string, data []byte, err error) {
 	var text bytes.Buffer
 	has := false
@@ -170,7 +170,7 @@ func (s *stream) event() (name string, data []byte, err error) {
 			text.Write(value)
 		case "", "id", "retry":
 		default:
-			// A gateway that had already said that it lives fails like this.
+			// The gateway has sent a comment before, so its error is not an HTTP status.
 			return "", nil, s.conn.problem(http.StatusOK, line, false)
 		}
 		if text.Len() > maxAnswer {

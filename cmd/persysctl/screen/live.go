@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Live is a block of lines at the bottom of a terminal that is drawn again in
-// place. Lines must be shorter than the terminal is wide.
+// Live is a block of lines at the bottom of a terminal that is redrawn in place. Lines
+// must be shorter than the width of the terminal.
 type Live struct {
 	W            io.Writer
 	shown, width int
@@ -23,17 +23,18 @@ func (l *Live) Draw(lines []string) {
 		b.WriteString("\r\x1b[2K" + line + "\n")
 	}
 	if len(lines) < l.shown {
-		b.WriteString("\x1b[J") // what the longer block before left behind
+		b.WriteString("\x1b[J") // clears the rest of the longer block before
 	}
 	l.shown = len(lines)
-	// Nobody is left to tell when the reader went away.
+	// An error means that the reader is gone, and there is nowhere to report it.
 	_, _ = io.WriteString(l.W, b.String())
 }
 
-// Leave lets the block stand: the next one begins where the terminal is now.
+// Leave keeps the block on the screen: the next Draw begins below it.
 func (l *Live) Leave() { l.shown = 0 }
 
-// Fit says how wide the terminal is by now: what was drawn in a wider one has wrapped, and stands.
+// Fit sets the present width of the terminal. In a narrower terminal the old lines have wrapped and
+// cannot be redrawn, so the block is left.
 func (l *Live) Fit(columns int) {
 	if columns < l.width {
 		l.Leave()
@@ -41,7 +42,7 @@ func (l *Live) Fit(columns int) {
 	l.width = columns
 }
 
-// Spinner turns at the rate at which the block is drawn.
+// Spinner is the n-th frame of a spinner.
 func Spinner(n int) string {
 	frames := []rune("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
 	return string(frames[n%len(frames)])

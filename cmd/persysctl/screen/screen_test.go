@@ -45,7 +45,7 @@ func TestFold(t *testing.T) {
 	}
 }
 
-// TestTableKeepsItsWidth: whatever the columns hold, no line is longer.
+// TestTableKeepsItsWidth: no line is longer than the width, whatever the columns hold.
 func TestTableKeepsItsWidth(t *testing.T) {
 	long := strings.Repeat("word ", 60)
 	table := NewTable(Column{Title: "ID", Gives: 1, Least: 8, Keeps: Middle}, Column{Title: "N", Right: true}, Column{Title: "WHERE", Gives: 2, Least: 6},
@@ -64,7 +64,7 @@ func TestTableKeepsItsWidth(t *testing.T) {
 	}
 }
 
-// TestColourAddsNoWidth: the same table with and without colours, side by side.
+// TestColourAddsNoWidth: without its escape sequences a coloured table is the plain one.
 func TestColourAddsNoWidth(t *testing.T) {
 	table := NewTable(Column{Title: "STATUS"}, Column{Title: "NEXT"})
 	table.Add(State("Running"), Text("x"))

@@ -1,11 +1,11 @@
-// Package screen lays out text for people: tables that fit the width they are
-// given, lists of facts, colours, and lines that are drawn again in place. It
-// knows nothing of Persys but the words for its states.
+// Package screen lays out text for terminals: tables that fit a width, lists of facts,
+// colours, and lines that are redrawn in place. Of Persys it knows only the names of
+// states.
 package screen
 
 import "strings"
 
-// Style is how a word is shown on a terminal.
+// Style is the look of a word on a terminal.
 type Style uint8
 
 // The styles.
@@ -20,10 +20,10 @@ const (
 
 var sgr = [...]string{Plain: "", Good: "32", Warn: "33", Bad: "31", Dim: "2", Bold: "1"}
 
-// Painter adds colours, or does not.
+// Painter adds colours if it is true.
 type Painter bool
 
-// Paint shows text in a style.
+// Paint adds the escape sequences of a style to text.
 func (p Painter) Paint(s Style, text string) string {
 	if !p || s == Plain || text == "" {
 		return text
@@ -31,8 +31,8 @@ func (p Painter) Paint(s Style, text string) string {
 	return "\x1b[" + sgr[s] + "m" + text + "\x1b[0m"
 }
 
-// StateStyle colours the states of workloads, nodes and replicas, and modes. A
-// state with a remark ("Ready,cordoned") is never simply good.
+// StateStyle is the style of a state of a workload, node or replica, or of a mode. A
+// good state with a remark ("Ready,cordoned") is a warning.
 func StateStyle(state string) Style {
 	word, _, remark := strings.Cut(state, ",")
 	switch strings.ToLower(word) {
@@ -51,8 +51,8 @@ func StateStyle(state string) Style {
 	return Plain
 }
 
-// Clean makes text from elsewhere safe to print in one line: what programs and
-// images say must not move the cursor.
+// Clean makes foreign text safe to print in one line: it replaces control characters,
+// which could move the cursor.
 func Clean(s string) string {
 	if !strings.ContainsFunc(s, control) {
 		return s
@@ -69,7 +69,7 @@ func Clean(s string) string {
 	return strings.Join(strings.Fields(s), " ")
 }
 
-// control covers C0, DEL, C1, and the marks that reorder text.
+// control reports C0 and C1 control characters, DEL, and marks that reorder text.
 func control(r rune) bool {
 	return r < 0x20 || r >= 0x7f && r < 0xa0 || r >= 0x200e && r <= 0x200f || r >= 0x202a && r <= 0x202e || r >= 0x2066 && r <= 0x2069
 }

@@ -6,7 +6,7 @@ import (
 	"unicode/utf8"
 )
 
-// None stands for a value that is not there.
+// None is shown for a missing value.
 const None = "-"
 
 // Gap is the space between columns.
@@ -15,13 +15,13 @@ const Gap = 2
 // Column describes one column of a table.
 type Column struct {
 	Title string
-	// Gives says how early the column is cut when the table is too wide: the
-	// highest first, 0 never. Least is what is left of it at least.
+	// Gives orders columns by how early they are cut when the table is too wide: the
+	// highest first, 0 never. Least is the smallest width after that.
 	Gives, Least int
-	// Keeps says which part of a cut text stays.
+	// Keeps is the part of a cut text that stays.
 	Keeps Part
-	Right bool // aligned to the right, as numbers are
-	Wide  bool // only without a limit of the width
+	Right bool // aligned to the right, for numbers
+	Wide  bool // shown only in tables without a width limit
 }
 
 // Part of a text.
@@ -34,19 +34,19 @@ const (
 	Middle             // "billing-api-…-7", for ids
 )
 
-// Cell is one value and how it is shown.
+// Cell is one value and its style.
 type Cell struct {
 	Text  string
 	Style Style
 }
 
-// Text is a cell that shows a value as it is.
+// Text is a cell with foreign text, which it cleans.
 func Text(s string) Cell { return Cell{Text: orNone(Clean(s))} }
 
-// Styled is a cell with a style; the text is the program's own or clean already.
+// Styled is a cell with a style. The text must be clean.
 func Styled(s string, how Style) Cell { return Cell{Text: s, Style: how} }
 
-// State is a cell that shows a state in its colour.
+// State is a cell with a state in its colour.
 func State(s string) Cell { return Cell{orNone(Clean(s)), StateStyle(s)} }
 
 func orNone(s string) string {
@@ -68,8 +68,8 @@ func NewTable(cols ...Column) *Table { return &Table{Cols: cols} }
 // Add adds a row with one cell for each column.
 func (t *Table) Add(cells ...Cell) { t.Rows = append(t.Rows, cells) }
 
-// Lines renders the table. Width 0 is unlimited and shows the wide columns too;
-// any other width is kept: no line is longer, and nothing wraps.
+// Lines renders the table. No line is longer than width, in characters; with width 0
+// there is no limit, and the wide columns are shown too.
 func (t *Table) Lines(width int, p Painter) []string {
 	var use []int
 	for i, c := range t.Cols {
@@ -91,10 +91,9 @@ func (t *Table) Lines(width int, p Painter) []string {
 	return out
 }
 
-// fit finds the columns to show and their widths. What is far longer than it
-// needs to be (twice the least) is cut first, the longest most; then columns
-// give in their order; and when even the least widths are too many, the last
-// columns go.
+// fit finds the columns to show and their widths. It shortens columns until the table
+// fits: first those of more than twice their least width, the longest first; then by
+// Gives, down to the least widths. If that is not enough, it drops the last columns.
 func (t *Table) fit(use []int, width int) ([]int, []int) {
 	widths := make([]int, len(t.Cols))
 	for _, i := range use {
@@ -136,7 +135,7 @@ func (t *Table) fit(use []int, width int) ([]int, []int) {
 	return use, widths
 }
 
-// line writes one row into b, whose memory it uses for the next row again.
+// line renders one row, with b as its buffer.
 func (t *Table) line(b *bytes.Buffer, row []Cell, use, widths []int, p Painter) string {
 	b.Reset()
 	for n, i := range use {
@@ -164,7 +163,7 @@ func blank(b *bytes.Buffer, n int) {
 
 func length(s string) int { return utf8.RuneCountInString(s) }
 
-// Cut shortens text to n characters, an ellipsis among them.
+// Cut shortens text to n characters, with an ellipsis for the missing part.
 func Cut(s string, n int, keeps Part) string {
 	if length(s) <= n {
 		return s
@@ -183,7 +182,7 @@ func Cut(s string, n int, keeps Part) string {
 	return strings.TrimRight(string(r[:n-1]), " ") + "…"
 }
 
-// Facts is a list of names and values, one under the other.
+// Facts is a list of names and values, one per line.
 type Facts struct{ rows []fact }
 
 type fact struct {
@@ -191,14 +190,14 @@ type fact struct {
 	value Cell
 }
 
-// Add adds a fact, unless there is nothing to tell.
+// Add adds a fact if it has a value.
 func (f *Facts) Add(name string, value Cell) {
 	if value.Text != "" && value.Text != None {
 		f.rows = append(f.rows, fact{name, value})
 	}
 }
 
-// Lines renders the facts; long values are broken at spaces.
+// Lines renders the facts. Long values are wrapped at spaces.
 func (f *Facts) Lines(width int, p Painter) []string {
 	var out []string
 	label := 0
@@ -217,8 +216,8 @@ func (f *Facts) Lines(width int, p Painter) []string {
 	return out
 }
 
-// Fold breaks a text at spaces, and words that are too long anywhere. It takes
-// at least 20 columns.
+// Fold wraps text at spaces, and breaks words that are longer than a line. The width is
+// at least 20.
 func Fold(s string, width int) []string {
 	width = max(width, 20)
 	var out []string

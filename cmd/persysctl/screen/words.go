@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Span shows a length of time with its two largest units: 3m12s, 2h5m, 4d3h.
+// Span formats a duration with its two largest units: 3m12s, 2h5m, 4d3h.
 func Span(d time.Duration) string {
 	if d < 0 {
 		d = 0
@@ -31,7 +31,7 @@ func Span(d time.Duration) string {
 	return fmt.Sprintf("%dd", s/86400)
 }
 
-// Natural orders ids so that web-2 comes before web-10.
+// Natural compares ids, with numbers at their end by value: web-2 comes before web-10.
 func Natural(a, b string) int {
 	stem := func(s string) (string, string) {
 		i := len(s)

@@ -12,9 +12,9 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// Messages of effects.
+// Messages about the results of actions.
 type (
-	// doneMsg is how an action ended.
+	// doneMsg is the result of an action.
 	doneMsg struct {
 		said string
 		err  error
@@ -35,10 +35,10 @@ func call[Req, Resp any](ctx context.Context, o Options, do func(context.Context
 	return do(ctx, req)
 }
 
-// action is something that changes a workload or a node.
+// action is a change of a workload or a node.
 type action struct {
 	key, verb, doing string
-	ask              string // the question before it; %s is the id
+	ask              string // question to confirm it; %s is the id
 	do               func(ctx context.Context, o Options, id string) error
 }
 

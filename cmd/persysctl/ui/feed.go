@@ -16,7 +16,7 @@ import (
 
 // Messages of the feed.
 type (
-	// workloadsMsg are changes; whole tells that they are all that there is.
+	// workloadsMsg holds changed workloads, or with whole all of them.
 	workloadsMsg struct {
 		changes []*clusterv1.WorkloadChange
 		whole   bool
@@ -24,7 +24,7 @@ type (
 	eventsMsg []*clusterv1.Event
 	nodesMsg  []*controlv1.NodeView
 	statusMsg *clusterv1.StatusResponse
-	// lostMsg is a source that failed; it is asked again. nil: it is back.
+	// lostMsg reports that a source has failed and is tried again, or with nil that it works.
 	lostMsg struct {
 		what string
 		err  error
@@ -40,14 +40,14 @@ type (
 )
 
 const (
-	again     = time.Second           // after a source failed
-	poll      = 2 * time.Second       // nodes and status have no stream
-	settled   = 2 * time.Second       // from then on a stream works, even if it has nothing to tell
-	gather    = 50 * time.Millisecond // changes that come together are shown together
-	pastTail  = 200                   // events of the past
-	firstPage = 1000                  // nodes of one answer
-	logTail   = 500                   // lines of the past
-	most      = 4096                  // changes that one message carries
+	again     = time.Second           // pause after a failed source
+	poll      = 2 * time.Second       // between reads of nodes and status, which have no stream
+	settled   = 2 * time.Second       // after this time a stream counts as working, even without a message
+	gather    = 50 * time.Millisecond // changes within this time are shown together
+	pastTail  = 200                   // past events
+	firstPage = 1000                  // nodes per answer
+	logTail   = 500                   // past lines of a log
+	most      = 4096                  // changes per message
 )
 
 // feed turns the API's streams into messages.
@@ -69,7 +69,7 @@ func (f *feed) start(ctx context.Context) {
 
 func (f *feed) wait() { f.wg.Wait() }
 
-// keep runs a source again and again.
+// keep runs a source, again after it has ended.
 func (f *feed) keep(ctx context.Context, what string, source func(context.Context) error) {
 	for {
 		err := source(ctx)
@@ -97,7 +97,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// workloads tells all of them, and then what changes.
+// workloads sends all workloads, and then their changes.
 func (f *feed) workloads(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -127,7 +127,7 @@ func (f *feed) workloads(ctx context.Context) error {
 	})
 }
 
-// events goes on behind the last one that was told.
+// events sends events; when it runs again it continues after the last one.
 func (f *feed) events() func(context.Context) error {
 	req := &clusterv1.EventsRequest{Tail: pastTail, Follow: true, Namespace: f.opt.Namespace}
 	return func(ctx context.Context) error {
@@ -150,7 +150,7 @@ func (f *feed) events() func(context.Context) error {
 	}
 }
 
-// gathered reads a stream and hands over what came within a moment at once.
+// gathered reads a stream and passes on together what arrives within gather.
 func gathered[M any](ctx context.Context, recv func() (M, error), take func([]M)) error {
 	items := make(chan M)
 	ended := make(chan error, 1)
@@ -237,7 +237,7 @@ func (f *feed) status(ctx context.Context) error {
 	}
 }
 
-// logs follows what a workload prints, in place of the one before.
+// logs follows the output of a workload, in place of the one before.
 func (f *feed) logs(ctx context.Context, id string) {
 	ctx, cancel := context.WithCancel(ctx)
 	f.mu.Lock()

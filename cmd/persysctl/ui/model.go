@@ -22,29 +22,29 @@ const (
 	tabEvents
 )
 
-// Bounds of what is kept.
+// Bounds of the data that the model keeps.
 const (
 	maxEvents   = 5000
 	maxLogLines = 10_000
-	maxLine     = 64 << 10 // bytes of a line that has not ended; it is broken there
+	maxLine     = 64 << 10 // bytes; a longer line is broken
 )
 
-// logFeed is what the model asks of the feed.
+// logFeed is the part of the feed that the model calls.
 type logFeed interface {
 	logs(ctx context.Context, id string)
 	endLogs()
 }
 
-// list is one tab: what is shown of it, in which order.
+// list is the state of one tab: cursor, filter and order.
 type list struct {
 	cursor, top int
-	selected    string // the id under the cursor, which the cursor follows
+	selected    string // id under the cursor; the cursor follows it
 	filter      string
 	sort        int
 	reverse     bool
 }
 
-// page is a text over the tabs: a description, or logs.
+// page is a text that covers the tabs: a description, or logs.
 type page struct {
 	title, kind, id string
 	lines           []string
@@ -70,11 +70,11 @@ type model struct {
 	lists         [3]list
 	page          *page
 	asked         *question
-	typing        bool // a filter
+	typing        bool // a filter is being typed
 	help          bool
-	said          string // what the last action came to
+	said          string // result of the last action
 	saidBad       bool
-	lost          map[string]string // source → why
+	lost          map[string]string // source → error
 	lostAt        time.Time
 
 	workloads map[string]*controlv1.WorkloadView
@@ -100,7 +100,7 @@ func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	case tea.KeyPressMsg:
 		return m, m.key(msg.String())
 	case tickMsg:
-		return m, tick() // ages
+		return m, tick() // ages change with time
 	case workloadsMsg:
 		m.take(msg)
 	case nodesMsg:
@@ -119,7 +119,7 @@ func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	case logEndMsg:
 		if p := m.page; p != nil && p.kind == "logs" && p.id == msg.id {
 			if p.partial != "" {
-				m.log(logMsg{msg.id, []byte("\n")}) // nothing else ends the last line
+				m.log(logMsg{msg.id, []byte("\n")}) // ends the last line
 			}
 			p.note = "the end"
 			if msg.err != nil && !strings.HasSuffix(msg.err.Error(), "EOF") {
@@ -160,7 +160,7 @@ func (m *model) take(msg workloadsMsg) {
 	m.order = nil
 }
 
-// took notes that a source fails or works again.
+// took records whether a source fails or works.
 func (m *model) took(msg lostMsg) {
 	if msg.err == nil {
 		delete(m.lost, msg.what)
@@ -175,7 +175,7 @@ func (m *model) took(msg lostMsg) {
 func (m *model) log(msg logMsg) {
 	p := m.page
 	if p == nil || p.kind != "logs" || p.id != msg.id {
-		return // of a page that was left
+		return // the page has been closed
 	}
 	p.note = ""
 	parts := strings.Split(p.partial+string(msg.data), "\n")
@@ -191,7 +191,7 @@ func (m *model) log(msg logMsg) {
 	}
 }
 
-// key is one key press.
+// key handles one key press.
 func (m *model) key(k string) tea.Cmd {
 	if k == "ctrl+c" {
 		return tea.Quit
@@ -266,7 +266,7 @@ func (m *model) key(k string) tea.Cmd {
 
 func (m *model) show(tab int) { m.tab, m.order = tab, nil }
 
-// edit is a key while a filter is typed; it counts at once.
+// edit handles a key while a filter is typed. The filter applies at once.
 func (m *model) edit(k string) {
 	l := &m.lists[m.tab]
 	switch k {
@@ -288,7 +288,7 @@ func (m *model) edit(k string) {
 	l.cursor, l.top, l.selected, m.order = 0, 0, "", nil
 }
 
-// move moves the cursor and reports whether the key was for that.
+// move moves the cursor, if the key is for that, and reports whether it was.
 func (m *model) move(k string) bool {
 	l, n := &m.lists[m.tab], len(m.ids())
 	rows := m.rows()
@@ -317,7 +317,7 @@ func (m *model) ask(k string) {
 	}
 }
 
-// open shows a page about what is under the cursor.
+// open shows a page about the row under the cursor.
 func (m *model) open(kind string) tea.Cmd {
 	id := m.current()
 	if kind == "" || id == "" {
@@ -379,7 +379,7 @@ func (m *model) current() string {
 	return ids[m.settle(ids)]
 }
 
-// settle puts the cursor where its id has gone.
+// settle moves the cursor to the row of its id.
 func (m *model) settle(ids []string) int {
 	l := &m.lists[m.tab]
 	if l.selected != "" && (l.cursor >= len(ids) || ids[l.cursor] != l.selected) {
@@ -391,11 +391,11 @@ func (m *model) settle(ids []string) int {
 	return l.cursor
 }
 
-// sorts are the orders of each tab; the first is the usual one.
+// sorts are the orders of each tab; the first is the default.
 var sorts = [3][]string{{"name", "state", "node", "age"}, {"name", "state", "workloads", "cpu"}, {"newest"}}
 
-// ids lists what is shown of a tab: filtered and in order. Of events it is their
-// place in m.events.
+// ids lists the rows of a tab, filtered and sorted. For events these are indexes of
+// m.events.
 func (m *model) ids() []string {
 	if m.order != nil {
 		return m.order
@@ -460,7 +460,7 @@ func (m *model) ids() []string {
 	return out
 }
 
-// matches: every word of the filter is in one of the texts.
+// matches reports whether each word of the filter is in one of the texts.
 func matches(filter string, texts ...string) bool {
 	for _, word := range strings.Fields(strings.ToLower(filter)) {
 		if !slices.ContainsFunc(texts, func(t string) bool { return strings.Contains(strings.ToLower(t), word) }) {
@@ -470,7 +470,7 @@ func matches(filter string, texts ...string) bool {
 	return true
 }
 
-// trouble orders states by how much they want to be seen.
+// trouble ranks states for sorting: those that need attention come first.
 func trouble(state string) int {
 	switch screen.StateStyle(state) {
 	case screen.Bad:

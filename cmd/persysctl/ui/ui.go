@@ -1,8 +1,8 @@
-// Package ui is the screen of persysctl: workloads, nodes and events as they
-// change, and what one does with them.
+// Package ui is the full-screen view of persysctl: workloads, nodes and events with
+// their changes, and actions on them.
 //
-// The model is pure: messages go in, a view and effects come out, so that tests
-// drive it without a terminal. Streams of the API become messages in feed.go.
+// The model is pure: it takes messages and returns a view and effects, so tests drive it
+// without a terminal. feed.go turns streams of the API into messages.
 package ui
 
 import (
@@ -17,7 +17,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// Control is what the screen asks of the control API.
+// Control is the part of the control API that the view calls.
 type Control interface {
 	ListNodes(context.Context, *controlv1.ListNodesRequest, ...grpc.CallOption) (*controlv1.ListNodesResponse, error)
 	ApplyWorkload(context.Context, *controlv1.ApplyWorkloadRequest, ...grpc.CallOption) (*controlv1.ApplyWorkloadResponse, error)
@@ -25,7 +25,7 @@ type Control interface {
 	RetryWorkload(context.Context, *controlv1.RetryWorkloadRequest, ...grpc.CallOption) (*controlv1.RetryWorkloadResponse, error)
 }
 
-// Cluster is what it asks of the cluster API.
+// Cluster is the part of the cluster API that the view calls.
 type Cluster interface {
 	Status(context.Context, *clusterv1.StatusRequest, ...grpc.CallOption) (*clusterv1.StatusResponse, error)
 	WatchWorkloads(context.Context, *clusterv1.WatchWorkloadsRequest, ...grpc.CallOption) (grpc.ServerStreamingClient[clusterv1.WorkloadChange], error)
@@ -35,18 +35,18 @@ type Cluster interface {
 	DrainNode(context.Context, *clusterv1.DrainNodeRequest, ...grpc.CallOption) (*clusterv1.NodeActionResponse, error)
 }
 
-// Options of the screen.
+// Options configure the view.
 type Options struct {
 	Control Control
 	Cluster Cluster
-	// Where is the cluster's name for people: a context, or an address.
+	// Where is shown as the cluster's name: a context, or an address.
 	Where string
-	// Namespace narrows workloads and events to one; empty is all.
+	// Namespace limits workloads and events to one; "" shows all.
 	Namespace string
-	// Describe writes a page about something, as the command of that name does:
-	// kind is "get" or "why" for workloads, "node" for nodes.
+	// Describe returns the output of a command: kind is "get" or "why" for a workload, and
+	// "node" for a node.
 	Describe func(ctx context.Context, kind, id string, width int) (string, error)
-	// Explain is an error in one sentence.
+	// Explain returns an error as one sentence.
 	Explain func(error) string
 	// Timeout bounds one call.
 	Timeout time.Duration
@@ -56,7 +56,7 @@ type Options struct {
 	Environ []string
 }
 
-// Run shows the screen until the person leaves it or ctx ends.
+// Run shows the view until the user quits or ctx ends.
 func Run(ctx context.Context, in io.Reader, out io.Writer, opt Options) error {
 	ctx, cancel := context.WithCancel(ctx)
 	m := newModel(ctx, opt)
@@ -73,7 +73,7 @@ func Run(ctx context.Context, in io.Reader, out io.Writer, opt Options) error {
 	cancel()
 	f.wait()
 	if outside {
-		return nil // Ctrl-C from outside is how one leaves, too
+		return nil // a signal quits, too
 	}
 	return err
 }

@@ -23,7 +23,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var now = time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 
-// api notes what is asked of it.
+// api records its calls.
 type api struct {
 	Control
 	Cluster
@@ -96,7 +96,7 @@ func newBench(t *testing.T, width, height int) *bench {
 	return b
 }
 
-// send gives the model a message and runs what it asks for, but timers.
+// send passes a message to the model and runs its effects, except timers.
 func (b *bench) send(msg tea.Msg) {
 	b.t.Helper()
 	_, cmd := b.Update(msg)
@@ -130,7 +130,7 @@ func press(name string) tea.KeyPressMsg {
 	return tea.KeyPressMsg{Code: r, Text: name}
 }
 
-// view is what is on the screen; it must fit.
+// view returns the screen, and fails if it does not fit.
 func (b *bench) view() string {
 	b.t.Helper()
 	lines := b.lines()
@@ -306,7 +306,7 @@ func TestQuit(t *testing.T) {
 	}
 }
 
-// source is an API whose streams end at once, after noting what was asked.
+// source is an API that records its calls and whose streams end at once.
 type source struct {
 	api
 	watched, told chan string
@@ -322,7 +322,7 @@ func (s *source) Events(_ context.Context, r *clusterv1.EventsRequest, _ ...grpc
 	return nil, errors.New("enough")
 }
 
-// TestNamespace: a screen of one namespace asks for that one, and says so.
+// TestNamespace: a view of one namespace requests that one and shows its name.
 func TestNamespace(t *testing.T) {
 	s := &source{watched: make(chan string, 1), told: make(chan string, 1)}
 	f := &feed{opt: Options{Cluster: s, Namespace: "shop"}, send: func(tea.Msg) {}}
@@ -340,7 +340,7 @@ func TestNamespace(t *testing.T) {
 	b.want("a stale one", "namespace shop  status: no scheduler answers")
 }
 
-// silent is an API whose stream of events has nothing to tell.
+// silent is an API whose stream of events sends nothing.
 type silent struct {
 	api
 	grpc.ServerStreamingClient[clusterv1.Event]
@@ -354,7 +354,7 @@ func (s *silent) Events(ctx context.Context, _ *clusterv1.EventsRequest, _ ...gr
 
 func (s *silent) Recv() (*clusterv1.Event, error) { <-s.ctx.Done(); return nil, s.ctx.Err() }
 
-// TestSilentEventsAreLive: a stream that came back is not lost because nothing happens.
+// TestSilentEventsAreLive: a reopened stream without events is not shown as lost.
 func TestSilentEventsAreLive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		back := make(chan tea.Msg, 10)
@@ -371,7 +371,7 @@ func TestSilentEventsAreLive(t *testing.T) {
 	})
 }
 
-// TestMany: 10,000 workloads that change are drawn within a frame.
+// TestMany: a view of 10,000 changing workloads is drawn within a frame.
 func TestMany(t *testing.T) {
 	b := newBench(t, 100, 40)
 	var changes []*clusterv1.WorkloadChange

@@ -62,7 +62,7 @@ func TestWatchShowsChanges(t *testing.T) {
 	}
 }
 
-// TestWatchSaysThatItIsStale at each look, not at the first one alone.
+// TestWatchSaysThatItIsStale: every output of --watch is marked, not only the first.
 func TestWatchSaysThatItIsStale(t *testing.T) {
 	for _, args := range [][]string{{"nodes", "-w"}, {"top", "nodes", "-w"}} {
 		t.Run(args[0], func(t *testing.T) {
@@ -93,7 +93,7 @@ func TestWatchOnATerminalIsInPlace(t *testing.T) {
 	}
 }
 
-// TestWatchFitsATerminalThatIsMadeNarrower: lines that wrap cannot be drawn in place.
+// TestWatchFitsATerminalThatIsMadeNarrower: wrapped lines cannot be redrawn in place.
 func TestWatchFitsATerminalThatIsMadeNarrower(t *testing.T) {
 	for _, args := range [][]string{{"nodes", "-w"}, {"top", "nodes", "-w"}} {
 		t.Run(args[0], func(t *testing.T) {
@@ -126,8 +126,8 @@ func TestWatchEndsWithAMistake(t *testing.T) {
 	}
 }
 
-// outdated is a failure where everything is judged, and a reminder elsewhere: what
-// is written from the code is written again before a change is finished.
+// outdated fails the test in CI, and elsewhere only logs: generated files need to be
+// current when a change is finished.
 func outdated(t *testing.T, format string, args ...any) {
 	t.Helper()
 	if testbed.Judged() {
@@ -137,7 +137,7 @@ func outdated(t *testing.T, format string, args ...any) {
 	t.Logf("NOT CURRENT: "+format, args...)
 }
 
-// TestReferenceIsCurrent: the page is what the commands say.
+// TestReferenceIsCurrent: docs/reference/persysctl.md matches the commands.
 func TestReferenceIsCurrent(t *testing.T) {
 	dir, s := t.TempDir(), newSession(t)
 	s.env["SOURCE_DATE_EPOCH"] = "1763640000"
@@ -167,8 +167,8 @@ func TestReferenceIsCurrent(t *testing.T) {
 	}
 }
 
-// TestSchemaIsCurrent: the published schema is the decoder's, and says something
-// of every field.
+// TestSchemaIsCurrent: the published schema matches the decoder, and describes every
+// field.
 func TestSchemaIsCurrent(t *testing.T) {
 	s := newSession(t)
 	if code := s.run(nil, "schema"); code != 0 {
@@ -183,7 +183,7 @@ func TestSchemaIsCurrent(t *testing.T) {
 	}
 }
 
-// TestHelpFits: help is read on a screen, too.
+// TestHelpFits holds help texts to the width of a terminal.
 func TestHelpFits(t *testing.T) {
 	for _, topic := range []string{"exit-codes", "connection"} {
 		s := newSession(t)

@@ -18,7 +18,7 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// settingsOf parses a command line as run does, and loads the settings.
+// settingsOf parses the flags and loads the settings.
 func settingsOf(t *testing.T, s *session, args ...string) (settings, error) {
 	t.Helper()
 	c := &cli{world: s.world}
@@ -42,13 +42,13 @@ func TestWhereSettingsComeFrom(t *testing.T) {
 		args []string
 		want string
 	}{
-		{"nothing is set", "", nil, nil, "127.0.0.1:8085"},
+		{"no setting", "", nil, nil, "127.0.0.1:8085"},
 		{"the configuration file", file, nil, nil, "from-yaml:1"},
-		{"a file named in the environment beats it", file, map[string]string{"PERSYS_SCHEDULER_ADDR_FILE": "HOME/addr"}, nil, "from-file:1"},
-		{"the environment beats that", file, map[string]string{"PERSYS_SERVER": "from-env:1", "PERSYS_SCHEDULER_ADDR_FILE": "HOME/addr"}, nil, "from-env:1"},
-		{"the address beats the server", "", map[string]string{"PERSYS_SERVER": "b:1", "PERSYS_SCHEDULER_ADDR": "a:1"}, nil, "a:1"},
+		{"X_FILE overrides the configuration file", file, map[string]string{"PERSYS_SCHEDULER_ADDR_FILE": "HOME/addr"}, nil, "from-file:1"},
+		{"the environment overrides X_FILE", file, map[string]string{"PERSYS_SERVER": "from-env:1", "PERSYS_SCHEDULER_ADDR_FILE": "HOME/addr"}, nil, "from-env:1"},
+		{"PERSYS_SCHEDULER_ADDR overrides PERSYS_SERVER", "", map[string]string{"PERSYS_SERVER": "b:1", "PERSYS_SCHEDULER_ADDR": "a:1"}, nil, "a:1"},
 		{"the earlier name still works", "", map[string]string{"GRPC_ENDPOINT": "old:1"}, nil, "old:1"},
-		{"a flag beats all", file, map[string]string{"PERSYS_SERVER": "from-env:1"}, []string{"-s", "from-flag:1"}, "from-flag:1"},
+		{"a flag overrides all", file, map[string]string{"PERSYS_SERVER": "from-env:1"}, []string{"-s", "from-flag:1"}, "from-flag:1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newSession(t)
@@ -67,8 +67,8 @@ func TestWhereSettingsComeFrom(t *testing.T) {
 	}
 }
 
-// TestExistingConfigurationFile: every key that the legacy v1 CLI documents may
-// stay in the file (contract/gateway-rest.md).
+// TestExistingConfigurationFile: all documented keys of the legacy v1 CLI are accepted
+// (contract/gateway-rest.md).
 func TestExistingConfigurationFile(t *testing.T) {
 	s := newSession(t)
 	write(t, s.home, ".persys/config.yaml", `api_endpoint: http://localhost:8084
@@ -177,7 +177,7 @@ func TestTLS(t *testing.T) {
 		if _, err := pki.DevCerts(other, pki.DevOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		for range 10 { // how the connection ends differs from one to the next
+		for range 10 { // the connection ends in different ways
 			s := newSession(t)
 			use(s, other+"/user/admin")
 			s.env["PERSYS_TLS_CA"] = dir + "/user/admin/ca.pem"
@@ -204,8 +204,8 @@ func TestTLS(t *testing.T) {
 	})
 }
 
-// TestMutationsRepeatUnderOneRequestID: a replica without a leader is asked again
-// and every attempt carries the same UUIDv7.
+// TestMutationsRepeatUnderOneRequestID: a call that finds no leader is repeated, and all
+// attempts carry the same UUIDv7.
 func TestMutationsRepeatUnderOneRequestID(t *testing.T) {
 	noLeader := dial.Error(codes.Unavailable, dial.ReasonNoLeader, "there is no leader")
 	for method, args := range map[string][]string{
@@ -260,7 +260,7 @@ func TestStatusWithoutALeader(t *testing.T) {
 	}
 }
 
-// TestStatusIsTheLeaders: only the leader knows how far the others are.
+// TestStatusIsTheLeaders: status shows the leader's answer, since only the leader knows the others' indexes.
 func TestStatusIsTheLeaders(t *testing.T) {
 	leader, follower, s := start(t, nil), start(t, nil), newSession(t)
 	follower.status.SelfId, follower.leaderAt = "r1", leader.addr
@@ -279,11 +279,11 @@ func TestConfirmation(t *testing.T) {
 	}{
 		{"a person says yes", "y\n", true, []string{"node", "fence", "node-b"}, exitOK},
 		{"a person says nothing", "\n", true, []string{"node", "fence", "node-b"}, exitFailed},
-		{"a person is gone", "", true, []string{"node", "fence", "node-b"}, exitFailed},
-		{"a person need not be asked", "", true, []string{"node", "fence", "node-b", "-y"}, exitOK},
+		{"input has ended", "", true, []string{"node", "fence", "node-b"}, exitFailed},
+		{"--yes skips the question", "", true, []string{"node", "fence", "node-b", "-y"}, exitOK},
 		{"a script is not asked", "", false, []string{"node", "fence", "node-b"}, exitOK},
-		{"a plain delete asks nobody", "", true, []string{"delete", "old"}, exitOK},
-		{"a forced one does", "no\n", true, []string{"delete", "old", "--force"}, exitFailed},
+		{"a plain delete does not ask", "", true, []string{"delete", "old"}, exitOK},
+		{"a forced delete asks", "no\n", true, []string{"delete", "old", "--force"}, exitFailed},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f, s := start(t, nil), newSession(t)
@@ -299,7 +299,7 @@ func TestConfirmation(t *testing.T) {
 	}
 }
 
-// TestConfirmationBesideALog: messages go to a file, and whoever typed it sees the rest.
+// TestConfirmationBesideALog: when stderr is redirected to a file, the question goes to stdout.
 func TestConfirmationBesideALog(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	s.inTerm, s.outTerm, s.in = true, true, strings.NewReader("n\n")
@@ -317,7 +317,7 @@ func TestCompletion(t *testing.T) {
 	}{
 		{"workloads by prefix", []string{"get", "we"}, "web-0\tRunning on node-a\nweb-1\tRunning on rack-17-a-machine-with-a-very-long-name.dc1.example.internal\n:4\n"},
 		{"one argument is enough", []string{"get", "web-0", ""}, ":4\n"},
-		{"what is named already is left out", []string{"delete", "web-0", "web"}, "web-1\tRunning on rack-17-a-machine-with-a-very-long-name.dc1.example.internal\n:4\n"},
+		{"ids that are on the command line are left out", []string{"delete", "web-0", "web"}, "web-1\tRunning on rack-17-a-machine-with-a-very-long-name.dc1.example.internal\n:4\n"},
 		{"nodes", []string{"cordon", "node"}, "node-a\tReady\nnode-b\tNotReady\n:4\n"},
 		{"a node as second argument", []string{"why-not", "db", "node-b"}, "node-b\tNotReady\n:4\n"},
 		{"a node of a subcommand", []string{"node", "fence", "node-b"}, "node-b\tNotReady\n:4\n"},
@@ -336,8 +336,8 @@ func TestCompletion(t *testing.T) {
 	}
 }
 
-// TestCompletionAmongMany: the cluster has more than a page of them, and those that begin with
-// the word are not on the first.
+// TestCompletionAmongMany: ids with the prefix are found although they are not on the first page
+// of the list.
 func TestCompletionAmongMany(t *testing.T) {
 	f := start(t, nil)
 	f.workloads, f.nodes = nil, nil
@@ -372,7 +372,7 @@ func TestCompletionIsSilentWithoutACluster(t *testing.T) {
 	for _, args := range [][]string{{"--insecure", "-s", "127.0.0.1:1", "get", ""}, {"get", ""}} {
 		s := newSession(t)
 		code := run(t.Context(), s.world, append([]string{"__complete"}, args...))
-		// cobra itself notes the directive on stderr; shells drop it.
+		// cobra prints the directive to stderr, which shells drop.
 		if code != 0 || s.stdout.String() != ":4\n" || strings.Contains(s.stderr.String(), "Error") {
 			t.Errorf("exit %d, %q, %q", code, s.stdout.String(), s.stderr.String())
 		}
@@ -395,7 +395,7 @@ func TestVersion(t *testing.T) {
 	}
 }
 
-// TestReference: the written reference names every visible command and flag.
+// TestReference: the generated reference has commands, flags and topics, and no empty table.
 func TestReference(t *testing.T) {
 	s := newSession(t)
 	if code := s.run(nil, "docs", filepath.Join(s.home, "out")); code != 0 {

@@ -21,7 +21,7 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// behind starts a real gateway before a fake scheduler and returns its address.
+// behind starts a real gateway in front of a fake scheduler and returns its address.
 func behind(t testing.TB, f *fake, timeout time.Duration) string {
 	t.Helper()
 	g, err := gateway.New(t.Context(), gateway.Options{
@@ -49,11 +49,11 @@ func behind(t testing.TB, f *fake, timeout time.Duration) string {
 	return s.URL
 }
 
-// TestGatewayIsNoDifference runs every command of TestOutputs through a gateway:
-// what it prints and its exit code are the same, but for the address.
+// TestGatewayIsNoDifference runs every command of TestOutputs through a gateway. Output
+// and exit code are the same, except for the address.
 func TestGatewayIsNoDifference(t *testing.T) {
 	for _, c := range outputCases() {
-		t.Run(c.name, func(t *testing.T) { // one after another: the generated handlers' library keeps a setting for all
+		t.Run(c.name, func(t *testing.T) { // not parallel: the library of the generated handlers has a global setting
 			f, direct := start(t, nil), newSession(t)
 			want := direct.run(f, c.args...)
 			g := start(t, nil)
@@ -80,7 +80,7 @@ func TestGatewayStreams(t *testing.T) {
 	}
 }
 
-// TestWhatGatewaysDoNotOffer holds the page about connections to what is so.
+// TestWhatGatewaysDoNotOffer: the help topic names exactly the commands that a gateway does not serve.
 func TestWhatGatewaysDoNotOffer(t *testing.T) {
 	f := start(t, nil)
 	url := behind(t, f, 10*time.Second)
@@ -92,7 +92,7 @@ func TestWhatGatewaysDoNotOffer(t *testing.T) {
 	if code := page.run(nil, "help", "connection"); code != exitOK {
 		t.Fatalf("exit %d: %s", code, page.stderr.String())
 	}
-	_, listed, ok := strings.Cut(page.stdout.String(), "scheduler itself:\n\n")
+	_, listed, ok := strings.Cut(page.stdout.String(), "does not serve them:\n\n")
 	listed, _, end := strings.Cut(listed, "\n\n")
 	if !ok || !end {
 		t.Fatalf("the page has no such list:\n%s", page.stdout.String())
@@ -173,8 +173,8 @@ func TestGatewayRefusals(t *testing.T) {
 	}
 }
 
-// TestGatewayRepeatsUnderOneKey: a gateway that breaks off is asked again under
-// the same idempotency key; when it never answers, the outcome is unknown.
+// TestGatewayRepeatsUnderOneKey: a request without an answer is repeated under the same
+// idempotency key; if no answer comes, the outcome is unknown.
 func TestGatewayRepeatsUnderOneKey(t *testing.T) {
 	var keys []string
 	answer := 3
@@ -239,14 +239,14 @@ func TestContexts(t *testing.T) {
 		want []string
 	}{
 		{"the first one is current", 0, []string{"context", "list"}, []string{"* ", "home", "10.0.0.1,10.0.0.2", "gateway", "TLS, token"}},
-		{"names of twins are refused", exitFailed, []string{"context", "add", "home", "-s", "x", "--insecure"}, []string{`there is a context "home" already`, "--replace"}},
+		{"a name that exists is refused", exitFailed, []string{"context", "add", "home", "-s", "x", "--insecure"}, []string{`context "home" exists already`, "--replace"}},
 		{"an address is needed", exitUsage, []string{"context", "add", "x"}, []string{"address of the cluster is missing"}},
 		{"bad names are refused", exitUsage, []string{"context", "add", "../x", "-s", "y"}, []string{"name: must be letters"}},
 		{"a missing file is named", exitUsage, []string{"context", "add", "x", "-s", "y", "--tls-cert", "/nowhere.pem"}, []string{"--tls-cert: /nowhere.pem does not exist"}},
 		{"a token is for gateways", exitUsage, []string{"context", "add", "x", "-s", "y", "--token-file", token}, []string{"--token-file is for a gateway"}},
-		{"switching to nothing", exitNotFound, []string{"context", "use", "mars"}, []string{`no context "mars"`, "persysctl context list"}},
-		{"a flag that names none", exitUsage, []string{"list", "--context", "mars"}, []string{`--context: there is no context "mars"`}},
-		{"two clusters at once", exitUsage, []string{"list", "--context", "work", "-s", "z"}, []string{"name two clusters"}},
+		{"switching to an unknown context", exitNotFound, []string{"context", "use", "mars"}, []string{`context "mars" does not exist`, "persysctl context list"}},
+		{"a flag that names none", exitUsage, []string{"list", "--context", "mars"}, []string{`--context: context "mars" does not exist`}},
+		{"two clusters at once", exitUsage, []string{"list", "--context", "work", "-s", "z"}, []string{"both name a cluster"}},
 		{"what is asked and why", 0, []string{"context", "show"}, []string{"10.0.0.1,10.0.0.2", "context home"}},
 		{"another for one command", 0, []string{"context", "show", "--context", "work"}, []string{"https://gw.example:8551", "east", "context work"}},
 		{"the address of a flag stands for itself", 0, []string{"context", "show", "-s", "10.9.9.9"}, []string{"10.9.9.9", "--server"}},
@@ -276,8 +276,8 @@ func TestContexts(t *testing.T) {
 	}
 }
 
-// TestContextIsUsed: a command goes where the current context says, and the
-// environment beats it.
+// TestContextIsUsed: a command uses the current context, and the environment overrides
+// it.
 func TestContextIsUsed(t *testing.T) {
 	f, g := start(t, nil), start(t, nil)
 	g.workloads = g.workloads[:1]
@@ -306,15 +306,15 @@ func TestContextIsUsed(t *testing.T) {
 	}
 }
 
-// TestPublicGateway: who has joined a cluster still reaches a gateway with a certificate of a public CA, by a
-// token, and by nothing else.
+// TestPublicGateway: with an identity of a cluster, a gateway with a certificate of a public CA is accepted
+// only if a token is used.
 func TestPublicGateway(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := pki.DevCerts(dir, pki.DevOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	srv := httptest.NewUnstartedServer(http.NotFoundHandler())
-	srv.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo) // it is hung up on
+	srv.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo) // connections are cut
 	srv.StartTLS()
 	t.Cleanup(srv.Close)
 	public := x509.NewCertPool()
@@ -330,8 +330,8 @@ func TestPublicGateway(t *testing.T) {
 	}
 }
 
-// TestExistingWays: the configuration file and the variables of the legacy v1 CLI,
-// which goes through a gateway unless it is told otherwise.
+// TestExistingWays: the configuration file and the variables of the legacy v1 CLI, which
+// uses a gateway by default.
 func TestExistingWays(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -389,7 +389,7 @@ func TestJSONPath(t *testing.T) {
 	}
 }
 
-// A number is written as the number that it is: scripts compare and add what a jsonpath takes out.
+// Numbers of a jsonpath are printed as integers, because scripts compare and add them.
 func TestNumbersOfAJSONPath(t *testing.T) {
 	for path, want := range map[string]string{
 		"{.events}": "1000000\n", "{.a[0]}": "2097152\n", "{.a[1]}": "0.5\n", "{.b[?(@.n > 3)].n}": "4\n", "{.c[?(@.n > 0.5)].n}": "0.7 4\n",
