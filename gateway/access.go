@@ -115,7 +115,7 @@ func (c caller) tell(ctx context.Context) context.Context {
 	return ctx
 }
 
-// request is what known found out about one HTTP request.
+// request is the caller and the cluster of one HTTP request, as known found them.
 type request struct {
 	caller
 	backend *backend

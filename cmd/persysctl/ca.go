@@ -1,15 +1,99 @@
 package main
 
 import (
+	"context"
 	"crypto/x509"
 	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	"github.com/persys/compute/cmd/persysctl/screen"
 	"github.com/persys/compute/pki"
 )
+
+// caOnline are the commands of `persysctl ca` that need a connection.
+func (c *cli) caOnline() []*cobra.Command {
+	list := &cobra.Command{
+		Use: "list", Short: "List the CAs that the cluster trusts, and the one that issues", Args: args(0, 0),
+		RunE: c.online(func(ctx context.Context, _ []string) error {
+			r, err := read(ctx, c, c.trust.ListAuthorities, &clusterv1.ListAuthoritiesRequest{})
+			if err != nil {
+				return err
+			}
+			return c.emit(r, func() { c.showAuthorities(r.GetAuthorities()) })
+		}),
+	}
+	var after time.Duration
+	install := &cobra.Command{
+		Use: "install DIR", Short: "Give the cluster the issuing CA in DIR",
+		Long: `Give the cluster the issuing CA in DIR. Its key is sealed under the cluster key before
+it is stored. After a new root all programs must first learn to trust it: for the time
+of --after the former CA goes on issuing.`,
+		Args: args(1, 1, "DIR"), Example: "  persysctl ca rotate DIR && persysctl ca install DIR\n  persysctl ca rotate DIR --root && persysctl ca install DIR --after 1h",
+		RunE: c.online(func(ctx context.Context, args []string) error {
+			a, err := pki.CAFolder{Dir: args[0]}.Authority()
+			if err != nil {
+				return failf(exitFailed, "persysctl ca show "+args[0], "%v", err)
+			}
+			key, err := a.Key()
+			if err != nil {
+				return failf(exitFailed, "", "%v", err)
+			}
+			r, err := change(ctx, c, c.trust.PutAuthority, &clusterv1.PutAuthorityRequest{Cert: a.Cert.Raw, Root: a.Root.Raw, Key: key, AfterSeconds: int64(after / time.Second)})
+			if err != nil {
+				return err
+			}
+			return c.emit(r, func() { c.showAuthorities([]*clusterv1.AuthorityInfo{r.GetAuthority()}) })
+		}),
+	}
+	install.Flags().DurationVar(&after, "after", time.Minute, "time until the new CA issues")
+	drop := &cobra.Command{
+		Use: "drop ID", Short: "Stop trusting a CA that no longer issues, and its certificates", Args: args(1, 1, "ID"),
+		RunE: c.online(func(ctx context.Context, args []string) error {
+			r, err := change(ctx, c, c.trust.DropAuthority, &clusterv1.DropAuthorityRequest{Id: args[0]})
+			if err != nil {
+				return err
+			}
+			c.done(args[0], "dropped", r)
+			return nil
+		}),
+	}
+	gossip := &cobra.Command{
+		Use: "rotate-gossip", Short: "Replace the gossip key of the schedulers, as ca install and revoking a scheduler do", Args: args(0, 0),
+		RunE: c.online(func(ctx context.Context, _ []string) error {
+			r, err := change(ctx, c, c.trust.RotateGossip, &clusterv1.RotateGossipRequest{})
+			if err != nil {
+				return err
+			}
+			c.done(r.GetKeyId(), "is being distributed", r)
+			return nil
+		}),
+	}
+	return []*cobra.Command{list, install, drop, gossip}
+}
+
+func (c *cli) showAuthorities(list []*clusterv1.AuthorityInfo) {
+	if len(list) == 0 {
+		c.empty("This cluster has no CA of its own.", "persysctl ca init DIR")
+		return
+	}
+	t := screen.NewTable(screen.Column{Title: "ID", Gives: 1, Least: 16}, screen.Column{Title: "ROOT", Gives: 2, Least: 16}, screen.Column{Title: "STATE"}, screen.Column{Title: "VALID"})
+	for _, a := range list {
+		state := screen.Styled("issues", screen.Good)
+		if wait := a.GetActiveAt().AsTime().Sub(c.now()); wait > 0 {
+			state = screen.Styled("issues in "+span(wait), screen.Warn)
+		} else if !a.GetIssues() {
+			state = screen.Styled("trusted", screen.Dim)
+		}
+		t.Add(screen.Text(a.GetId()), screen.Text(a.GetRootId()), state, screen.Text("until "+day(a.GetNotAfter())))
+	}
+	c.print(t)
+}
+
+func day(t *timestamppb.Timestamp) string { return t.AsTime().UTC().Format(time.DateOnly) }
 
 // caCommand manages a CA in a folder, offline, and the CAs of a cluster (caOnline).
 func (c *cli) caCommand() *cobra.Command {

@@ -64,6 +64,7 @@ type failure struct {
 }
 
 func (f *failure) Error() string { return f.text }
+
 func (f *failure) Unwrap() error { return f.cause }
 
 func failf(code int, hint, format string, args ...any) *failure {
@@ -210,8 +211,8 @@ func (c *cli) unreachable(f *failure, reason string) {
 // ownCertificate is the hint when a server refuses our certificate.
 const ownCertificate = "check --tls-cert and --tls-key: of the cluster's CA, in time and not revoked (persysctl identity list)"
 
-// certificateRefusal asks the schedulers again why they cut a connection with TLS, and returns what one
-// says of our certificate, or "". low is the error of the call, in lower case.
+// certificateRefusal finds out whether a scheduler has cut the connection because it refuses our certificate.
+// It returns the scheduler's reason, or "". low is the error of the call, in lower case.
 func (c *cli) certificateRefusal(low string) string {
 	cut := func(sign string) bool { return strings.Contains(low, sign) }
 	if c.direct == nil || c.files == nil || !slices.ContainsFunc([]string{"broken pipe", "reset by peer", "eof", "remote error", "preface"}, cut) {
@@ -269,13 +270,6 @@ func shortCause(s string) string {
 		}
 	}
 	return strings.Trim(s, `" `)
-}
-
-func orText(s, otherwise string) string {
-	if s == "" {
-		return otherwise
-	}
-	return s
 }
 
 // report prints the failure and returns the exit code.

@@ -6,16 +6,17 @@
 // gets results only. An error is one sentence, followed by the next command to type
 // if there is one.
 //
-// Each file holds one subject: the commands of that name, or what they share.
+// Each file holds one subject:
 //
 //	root, suggest        the command tree, wrong commands
 //	connect, target      settings, which cluster is called, the connection
 //	errors, output       failures and exit codes, tables, JSON, YAML, jsonpath
-//	apply, plan, get, change, list, why, logs, exec, rollout, history, compose
-//	nodes, node, drift, volume, top
+//	apply, plan, get, list, why, logs, exec, history, rollout, compose
+//	change               delete, retry, restart, start, stop
+//	nodes, node, drain, drift, volume, gc, top
 //	status, replica, mode, events, backup, recovery, ui
 //	token, identity, audit, ca, namespace, context, offline
-//	wait, follow, watchflag, confirm, complete, trace: shared by commands
+//	wait, follow, watchflag, format, complete, trace: shared by commands
 package main
 
 import (

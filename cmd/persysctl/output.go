@@ -3,6 +3,8 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
 	"math"
 	"slices"
@@ -14,6 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/persys/compute/cmd/persysctl/encode"
+	"github.com/persys/compute/cmd/persysctl/screen"
 )
 
 // Values of --output.
@@ -159,4 +162,88 @@ func completeOutput(_ *cobra.Command, _ []string, word string) ([]string, cobra.
 		return []string{outPath}, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
 	}
 	return append(outputs()[:4:4], outPath), cobra.ShellCompDirectiveNoFileComp
+}
+
+// done prints the result of one change.
+func (c *cli) done(id, what string, m message) {
+	if c.machine() {
+		// An error means that the reader of stdout is gone.
+		_ = c.emitItem(m)
+		return
+	}
+	s := screen.Good
+	if what == "unchanged" {
+		s = screen.Dim
+	}
+	writeLines(c.out, []string{id + " " + c.paint.Paint(s, what)})
+}
+
+// confirm asks a question at the terminal. Without a terminal it returns nil, so scripts are not asked.
+func (c *cli) confirm(question string) error {
+	to := c.err
+	if !c.errTerm {
+		to = c.out
+	}
+	if !c.inTerm || !c.errTerm && !c.outTerm {
+		return nil
+	}
+	fmt.Fprintf(to, "%s [y/N] ", question)
+	var answer []byte
+	for one := make([]byte, 1); len(answer) < 100; {
+		n, err := c.in.Read(one)
+		if n == 1 && one[0] != '\n' {
+			answer = append(answer, one[0])
+		}
+		if n == 1 && one[0] == '\n' || errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if a := strings.ToLower(strings.TrimSpace(string(answer))); a != "y" && a != "yes" {
+		return failf(exitFailed, "", "nothing was done")
+	}
+	return nil
+}
+
+// print writes a table, with all columns for -o wide.
+func (c *cli) print(t *screen.Table) {
+	width := c.columns()
+	if c.output == outWide {
+		width = 0
+	}
+	writeLines(c.out, t.Lines(width, c.paint))
+}
+
+// measure reads the present size of the terminal before a block is drawn again.
+func (c *cli) measure(block *screen.Live) {
+	if c.size == nil || c.width == 0 {
+		return
+	}
+	if columns, rows := c.size(); columns > 0 {
+		c.width, c.height = columns, rows
+		block.Fit(columns)
+	}
+}
+
+func (c *cli) printFacts(f *screen.Facts) { writeLines(c.out, f.Lines(c.columns(), c.paint)) }
+
+// section prints a heading between parts of a detailed view.
+func (c *cli) section(title string) {
+	writeLines(c.out, []string{"", c.paint.Paint(screen.Bold, title)})
+}
+
+// say prints the result of an action on one thing.
+func (c *cli) say(about string, s screen.Style, what string) {
+	writeLines(c.out, []string{about + " " + c.paint.Paint(s, what)})
+}
+
+func writeText(w io.Writer, text string) {
+	_, _ = io.WriteString(w, text) // see writeLines
+}
+
+func writeLines(w io.Writer, lines []string) {
+	// An error means that the reader of stdout is gone, and there is nowhere to report it.
+	_, _ = io.WriteString(w, strings.Join(lines, "\n")+"\n")
 }

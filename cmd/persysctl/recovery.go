@@ -117,18 +117,6 @@ func slow[Req interface{ GetPreview() bool }, Resp any](ctx context.Context, c *
 	return resp, nil
 }
 
-// modeCell is a mode, its reason, and whether it was set by hand.
-func modeCell(mode, reason string, pinned bool) screen.Cell {
-	cell := screen.State(mode)
-	if reason != "" && mode != "normal" {
-		cell.Text += ": " + screen.Clean(reason)
-	}
-	if pinned {
-		cell.Text += " (set by hand)"
-	}
-	return cell
-}
-
 func mirrorCell(r *clusterv1.RecoveryResponse) screen.Cell {
 	text := r.GetMirror()
 	if r.GetMirrorReason() != "" {
@@ -229,15 +217,6 @@ func (c *cli) recoveryRestore(ctx context.Context, o recoverOptions) error {
 		writeLines(c.out, append(keyLines(done, "were", false), "etcd holds the cluster's state"))
 		c.showMode(done.GetMode())
 	})
-}
-
-// showMode prints the mode after a command that may have changed it.
-func (c *cli) showMode(mode string) {
-	s := screen.State(mode)
-	writeLines(c.out, []string{"mode is " + c.paint.Paint(s.Style, s.Text)})
-	if mode != "normal" {
-		c.empty("", "persysctl recovery show")
-	}
 }
 
 func keyLines(r *clusterv1.RestoreMirrorResponse, verb string, each bool) []string {

@@ -20,6 +20,8 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
+func help(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+
 type callOption = grpc.CallOption
 
 // cli is one run of the program: its options, its connection and its output.

@@ -19,7 +19,7 @@ var otherVerbs = map[string]string{
 	"config": "context", "login": "join TOKEN", "whoami": "context show",
 }
 
-// nearestCommand is what to type in place of an unknown command: our verb for another tool's, or
+// nearestCommand is the hint for an unknown command: our verb for another tool's, or
 // the command with the most similar name, or the help.
 func nearestCommand(root *cobra.Command, word string) string {
 	if ours, ok := otherVerbs[strings.ToLower(word)]; ok {

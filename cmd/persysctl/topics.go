@@ -5,32 +5,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-
-	"github.com/persys/compute/spec"
 )
-
-// schemaCommand needs no cluster.
-func (c *cli) schemaCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "schema", Short: "Print the JSON Schema of a specification file, for editors",
-		Long: `Print the JSON Schema of a specification file. An editor with a YAML language server
-marks mistakes and completes fields if the file begins with
-
-  # yaml-language-server: $schema=workload.schema.json
-
-A gateway serves the schema at /schema/workload.json.`,
-		Example: "  persysctl schema > workload.schema.json",
-		Args:    args(0, 0),
-		RunE: func(*cobra.Command, []string) error {
-			data, err := spec.Schema()
-			if err != nil {
-				return err
-			}
-			_, err = c.out.Write(data)
-			return err
-		},
-	}
-}
 
 // topics are help pages that belong to no command.
 func topics() []*cobra.Command {
@@ -59,8 +34,8 @@ Schedulers identify you by a certificate: --tls-ca, --tls-cert and --tls-key
 identity that persysctl join keeps in ~/.persys. A gateway also accepts a bearer
 token: PERSYS_TOKEN, or the token file of the context.
 
-These commands carry keys or large files and need a connection to a scheduler; a
-gateway does not serve them:
+These commands carry keys or large files and need a connection to a scheduler. A gateway
+does not serve them:
 
   backup create and restore, and recovery import of a FILE
   token, identity, and the commands of ca that ask the cluster

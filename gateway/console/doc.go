@@ -11,7 +11,7 @@
 //	dom.js        elements that every page is built from
 //	chart.js      capacity, reserved and used amounts of one resource
 //	placement.js  the planner's verdict on each node
-//	overview.js   health, what needs attention, capacity
+//	overview.js   health, troubles, capacity
 //	nodes.js      map, list, one node, cordon and drain with a preview
 //	workloads.js  a list of any length; only rows in sight are elements
 //	workload.js   state, timeline, placement, logs, specification

@@ -238,7 +238,7 @@ func neverSent(err error) bool {
 	return errors.As(err, &cert) || errors.As(err, &s) || refused(err) != ""
 }
 
-// refused returns what a server's TLS alert says of our certificate, "" for any other error. In TLS 1.3 the
+// refused returns the reason in a TLS alert about our certificate, "" for any other error. In TLS 1.3 the
 // alert follows our side of the handshake, in place of an answer.
 func refused(err error) string {
 	var op *net.OpError

@@ -96,9 +96,12 @@ func drainStream[M proto.Message](ctx context.Context, open func(context.Context
 // openError is the error of a stream that could not be opened; errors.Is finds errOpen in it.
 type openError struct{ err error }
 
-func (e *openError) Error() string              { return e.err.Error() }
-func (e *openError) Unwrap() error              { return e.err }
-func (e *openError) Is(target error) bool       { return target == errOpen }
+func (e *openError) Error() string { return e.err.Error() }
+
+func (e *openError) Unwrap() error { return e.err }
+
+func (e *openError) Is(target error) bool { return target == errOpen }
+
 func (e *openError) GRPCStatus() *status.Status { return status.Convert(e.err) }
 
 // watched is one change of a workload. Both fields are empty once the present state of

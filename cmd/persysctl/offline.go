@@ -1,6 +1,7 @@
 package main
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -10,13 +11,12 @@ import (
 	"strings"
 	"time"
 
-	"maps"
-
 	"github.com/spf13/cobra"
 
 	"github.com/persys/compute/cmd/persysctl/manual"
 	"github.com/persys/compute/cmd/persysctl/screen"
 	"github.com/persys/compute/pki"
+	"github.com/persys/compute/spec"
 )
 
 // devCertsCommand makes certificates for a development cluster.
@@ -191,4 +191,27 @@ func (c *cli) docsCommand(root *cobra.Command) *cobra.Command {
 	}
 	cmd.Flags().BoolVar(&man, "man", false, "write DIR/man1/persysctl-*.1 too")
 	return cmd
+}
+
+// schemaCommand needs no cluster.
+func (c *cli) schemaCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "schema", Short: "Print the JSON Schema of a specification file, for editors",
+		Long: `Print the JSON Schema of a specification file. An editor with a YAML language server
+marks mistakes and completes fields if the file begins with
+
+  # yaml-language-server: $schema=workload.schema.json
+
+A gateway serves the schema at /schema/workload.json.`,
+		Example: "  persysctl schema > workload.schema.json",
+		Args:    args(0, 0),
+		RunE: func(*cobra.Command, []string) error {
+			data, err := spec.Schema()
+			if err != nil {
+				return err
+			}
+			_, err = c.out.Write(data)
+			return err
+		},
+	}
 }

@@ -13,8 +13,8 @@ import (
 // defaultWidth is the width of tables when that of the terminal is not known.
 const defaultWidth = 100
 
-// world is what a command uses of the system: streams, the terminal, the environment and
-// the clock. Tests replace it.
+// world is the outside of the process: streams, the terminal, the environment and the
+// clock. Tests replace it.
 type world struct {
 	in       io.Reader
 	out, err io.Writer

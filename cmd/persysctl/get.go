@@ -1,0 +1,228 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/cmd/persysctl/encode"
+	"github.com/persys/compute/cmd/persysctl/screen"
+	"github.com/persys/compute/fsm"
+)
+
+func (c *cli) getCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "get WORKLOAD", Aliases: []string{"describe"}, Short: "Show one workload in detail, with its latest events",
+		Args: args(1, 1, "WORKLOAD"), ValidArgsFunction: c.completeWorkload,
+		RunE: c.online(func(ctx context.Context, args []string) error { return c.get(ctx, args[0]) }),
+	}
+}
+
+func (c *cli) get(ctx context.Context, id string) error {
+	r, err := read(ctx, c, c.control.GetWorkload, &controlv1.GetWorkloadRequest{WorkloadId: id, Level: c.level()})
+	if err != nil {
+		return c.orGroup(ctx, id, err)
+	}
+	return c.emit(r, func() {
+		c.showWorkload(r.GetWorkload())
+		c.showRecent(ctx, &clusterv1.EventsRequest{WorkloadId: id, Tail: 8})
+	})
+}
+
+// orGroup adds to a "not found" that there is a group of that name.
+func (c *cli) orGroup(ctx context.Context, id string, err error) error {
+	var f *failure
+	if !errors.As(err, &f) || f.code != exitNotFound {
+		return err
+	}
+	f.text = fmt.Sprintf("workload %q not found", id)
+	f.hint = "persysctl list"
+	if members, merr := c.members(ctx, id); merr == nil && len(members) > 0 {
+		f.text += fmt.Sprintf(", but a group of %s has that name", plural(len(members), "workload"))
+		f.hint = "persysctl list --group " + id
+	}
+	return f
+}
+
+// members lists the ids of a group.
+func (c *cli) members(ctx context.Context, group string) ([]string, error) {
+	r, err := c.allPages(ctx, &controlv1.ListWorkloadsRequest{Group: group})
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, w := range r.GetWorkloads() {
+		out = append(out, w.GetWorkloadId())
+	}
+	slices.SortFunc(out, natural)
+	return out, nil
+}
+
+// targets lists the workloads that a change of id affects: the workload, or else the members
+// that a count made in the group of that name.
+func (c *cli) targets(ctx context.Context, id string) []string {
+	if _, err := call(ctx, c, c.control.GetWorkload, &controlv1.GetWorkloadRequest{WorkloadId: id, Level: c.level()}); status.Code(err) == codes.NotFound {
+		members, _ := c.members(ctx, id) // after an error the id is waited for
+		members = slices.DeleteFunc(members, func(m string) bool { return !fsm.MadeByCount(id, m) })
+		if len(members) > 0 {
+			return members
+		}
+	}
+	return []string{id}
+}
+
+func (c *cli) showWorkload(w *controlv1.WorkloadView) {
+	f := &screen.Facts{}
+	where := screen.Styled(screen.Clean(w.GetStatus()), screen.StateStyle(w.GetStatus()))
+	if node := w.GetAssignedNodeId(); node != "" {
+		where.Text += " on " + node
+	}
+	if w.GetDesiredState() != w.GetStatus() && w.GetDesiredState() != "" {
+		where.Text += " (desired: " + w.GetDesiredState() + ")"
+	}
+	f.Add("Workload", screen.Styled(screen.Clean(w.GetWorkloadId()), screen.Bold))
+	f.Add("Status", where)
+	if w.GetReason().GetCode() != "" || w.GetStatus() != w.GetDesiredState() {
+		f.Add("Reason", screen.Text(reasonText(w)))
+	}
+	if w.GetRetryAttempts() > 0 || w.GetRetryNextAt() != nil {
+		f.Add("Retry", screen.Text(c.retryText(w)))
+	}
+	switch m := w.GetMessage(); { // the agent's, one line
+	case m == "":
+	case w.GetType() == "compose":
+		f.Add("Services", screen.Text(m)) // "service: state; service: state"
+	case w.GetType() == "vm" && w.GetStatus() == "Running":
+		f.Add("Note", screen.Text(m)) // for example, that the guest has no address
+	}
+	f.Add("Type", screen.Text(joinNonEmpty(", ", w.GetType(), w.GetImageOrSource())))
+	if r := w.GetSpec().GetResources(); r != nil {
+		f.Add("Resources", screen.Text(resourcesText(r)))
+	}
+	if ns := w.GetNamespace(); ns != "" && ns != "default" {
+		f.Add("Namespace", screen.Text(ns))
+	}
+	f.Add("Group", screen.Text(w.GetGroup()))
+	if w.GetPriority() != 0 {
+		f.Add("Priority", screen.Text(fmt.Sprint(w.GetPriority())))
+	}
+	if w.GetExclusive() {
+		f.Add("Exclusive", screen.Text("yes: never run by two nodes"))
+	}
+	if h := w.GetHealth(); h != "" {
+		text := h
+		if h != "healthy" {
+			text += ", and therefore not in DNS"
+		}
+		f.Add("Health", screen.Text(text))
+	}
+	f.Add("Addresses", screen.Text(strings.Join(w.GetAddresses(), ", ")))
+	f.Add("Ports", screen.Text(portsText(w.GetPorts())))
+	f.Add("Labels", screen.Text(labelsText(w.GetLabels())))
+	if u := w.GetUsage(); u != nil {
+		text := fmt.Sprintf("CPU %s %%, memory %s, network in %s out %s", number(u.GetCpuPercent(), 1),
+			bytesize(u.GetMemoryBytes()), bytesize(u.GetNetRxBytes()), bytesize(u.GetNetTxBytes()))
+		if limit := u.GetDiskLimitBytes(); limit > 0 {
+			by := "measured"
+			if u.GetDiskCapped() {
+				by = "enforced by the engine"
+			}
+			text += fmt.Sprintf(", disk %s of %s (%s)", bytesize(u.GetDiskBytes()), bytesize(limit), by)
+		}
+		f.Add("Usage", screen.Text(text))
+	}
+	revision := w.GetRevisionId()
+	if own := w.GetCallerRevisionId(); own != "" {
+		revision += " (yours: " + own + ")"
+	}
+	f.Add("Revision", screen.Text(revision))
+	accepted := "accepted by the agent"
+	if !w.GetAssignmentAcknowledged() {
+		accepted = "not yet accepted by an agent"
+	}
+	f.Add("Generation", screen.Text(fmt.Sprintf("%d, %s", w.GetGeneration().GetSequence(), accepted)))
+	f.Add("Created", screen.Text(c.ago(w.GetCreatedAt())))
+	f.Add("Changed", screen.Text(c.ago(w.GetLastUpdated())))
+	c.printFacts(f)
+	c.showLastActions(w.GetLastActions())
+	if s := w.GetSpec(); s != nil {
+		data, err := encode.YAML(s, false)
+		if err != nil {
+			return // cannot happen: the specification has just been decoded
+		}
+		c.section("Specification (secrets are hidden)")
+		for _, line := range strings.Split(strings.TrimRight(string(data), "\n"), "\n") {
+			writeLines(c.out, []string{"  " + line})
+		}
+	}
+}
+
+func reasonText(w *controlv1.WorkloadView) string {
+	code, message := w.GetReason().GetCode(), w.GetReason().GetMessage()
+	if message == "" {
+		message = orText(w.GetMessage(), w.GetFailureReason())
+	}
+	return joinNonEmpty(": ", code, message)
+}
+
+func (c *cli) retryText(w *controlv1.WorkloadView) string {
+	out := plural(w.GetRetryAttempts(), "attempt")
+	if most := w.GetRetryMaxAttempts(); most > 0 {
+		out = fmt.Sprintf("%d of %d attempts", w.GetRetryAttempts(), most)
+	}
+	if next := w.GetRetryNextAt(); next != nil {
+		if left := next.AsTime().Sub(c.now()); left > 0 {
+			return out + ", next in " + span(left)
+		}
+		return out + ", next is due"
+	}
+	return out
+}
+
+func resourcesText(r *controlv1.ResourceRequirements) string {
+	var parts []string
+	if v := r.GetCpuMillicores(); v > 0 {
+		parts = append(parts, plural2(cores(v), "core"))
+	}
+	if v := r.GetMemoryMb(); v > 0 {
+		parts = append(parts, mib(v)+" memory")
+	}
+	if v := r.GetDiskGb(); v > 0 {
+		part := gib(v) + " disk"
+		if r.GetStoragePool() != "" {
+			part += " from " + r.GetStoragePool()
+		}
+		parts = append(parts, part)
+	}
+	return strings.Join(parts, ", ")
+}
+
+func portsText(ports []*controlv1.Port) string {
+	var out []string
+	for _, p := range ports {
+		host := fmt.Sprint(p.GetHostPort())
+		if p.GetHostPort() == 0 {
+			host = "any"
+		}
+		protocol := orText(p.GetProtocol(), "tcp")
+		out = append(out, strings.TrimSpace(fmt.Sprintf("%s→%d/%s %s", host, p.GetContainerPort(), protocol, p.GetName())))
+	}
+	return strings.Join(out, ", ")
+}
+
+func labelsText(labels map[string]string) string {
+	var out []string
+	for _, k := range slices.Sorted(maps.Keys(labels)) {
+		out = append(out, k+"="+labels[k])
+	}
+	return strings.Join(out, ", ")
+}
