@@ -488,7 +488,7 @@ func execSession(t *testing.T, p *page, ctl func(string, ...string) string, open
 	open("/workloads", "web-0")
 	must(t, testbed.Poll(t.Context(), settle, "the end of every session to be kept", func(context.Context) error {
 		out := ctl("", "audit", "--tail", "0", "-o", "json")
-		if n, m := strings.Count(out, "SessionOpened"), strings.Count(out, "SessionClosed"); n < 3 || n != m || !strings.Contains(out, "the caller went away") {
+		if n, m := strings.Count(out, "SessionOpened"), strings.Count(out, "SessionClosed"); n < 3 || n != m || !strings.Contains(out, "the caller disconnected") {
 			return fmt.Errorf("%d opened and %d closed:\n%s", n, m, out)
 		}
 		return nil

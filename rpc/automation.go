@@ -12,9 +12,9 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// SubmitAutomationSuggestion implements control.v1: the suggestion is judged and,
-// if accepted, carried out like the call of a user. Scaling is rejected: the
-// size of a group is part of its spec.
+// SubmitAutomationSuggestion implements control.v1. It checks the suggestion and, if it is valid,
+// carries it out like a user's call. Scaling is rejected, because the size of a group is part of
+// its specification.
 func (s *Server) SubmitAutomationSuggestion(ctx context.Context, req *controlv1.SubmitAutomationSuggestionRequest) (*controlv1.SubmitAutomationSuggestionResponse, error) {
 	out := &controlv1.SubmitAutomationSuggestionResponse{Decision: "rejected", DecidedAt: timestamppb.New(s.now())}
 	reject := func(reason string) (*controlv1.SubmitAutomationSuggestionResponse, error) {
@@ -48,7 +48,7 @@ func (s *Server) SubmitAutomationSuggestion(ctx context.Context, req *controlv1.
 		out.AppliedAction = "delete_workload"
 		cmds, err = s.deleteCommands(ctx, id, false, req.GetRequestId())
 	case controlv1.AutomationActionType_AUTOMATION_ACTION_SCALE_REPLICAS:
-		return reject("scaling is not a suggestion that can be carried out: change count in the spec and apply it")
+		return reject("scaling by suggestion is not supported: change count in the spec and apply it")
 	default:
 		return reject("action_type " + sug.GetActionType().String() + " is unknown")
 	}

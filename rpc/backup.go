@@ -16,18 +16,17 @@ import (
 )
 
 const (
-	// backupPiece is how much of a backup one message carries.
+	// backupPiece is the most bytes of a backup in one message.
 	backupPiece = 256 << 10
-	// maxBackup bounds a backup that is taken in: its state is built in memory.
+	// maxBackup is the largest backup in bytes that can be restored: its state is built in memory.
 	maxBackup = 16 << 30
-	// restoreLimit bounds a restore once the backup is here.
+	// restoreLimit bounds a restore after the backup was received.
 	restoreLimit = 10 * time.Minute
-	// namedChanges bounds the ids of one kind in an answer.
+	// namedChanges is the most ids of each kind in an answer.
 	namedChanges = 500
 )
 
-// CreateBackup implements cluster.v1: the state as this replica has it, which is
-// consistent wherever it is asked for.
+// CreateBackup implements cluster.v1 from this replica's state, which is consistent at its index.
 func (s *Server) CreateBackup(req *clusterv1.CreateBackupRequest, out clusterv1.Cluster_CreateBackupServer) error {
 	ctx, cancel := withDeadline(out.Context())
 	defer cancel()
@@ -49,7 +48,7 @@ func (s *Server) CreateBackup(req *clusterv1.CreateBackupRequest, out clusterv1.
 	return w.Flush()
 }
 
-// pieces sends what is written to it.
+// pieces is a writer that sends messages of a backup.
 type pieces struct {
 	out clusterv1.Cluster_CreateBackupServer
 }
@@ -77,8 +76,8 @@ func backupInfo(s fsm.State) *clusterv1.BackupInfo {
 	}
 }
 
-// RestoreBackup implements cluster.v1. The leader judges it; another replica
-// passes the stream on, one hop, as it does with calls.
+// RestoreBackup implements cluster.v1 on the leader. A follower forwards the stream to the leader,
+// one hop at most.
 func (s *Server) RestoreBackup(in clusterv1.Cluster_RestoreBackupServer) error {
 	first, err := in.Recv()
 	if err != nil {
@@ -101,7 +100,7 @@ func (s *Server) RestoreBackup(in clusterv1.Cluster_RestoreBackupServer) error {
 	return in.SendAndClose(resp)
 }
 
-// restorer waits for a leader as long as any write does.
+// restorer returns the leader. It waits for one as long as writes do.
 func (s *Server) restorer(ctx context.Context) (Peer, error) {
 	deadline := s.now().Add(s.cfg.HoldWrites)
 	for {
@@ -111,7 +110,7 @@ func (s *Server) restorer(ctx context.Context) (Peer, error) {
 		case known && to.ID == s.replica.Self().ID:
 			return to, nil
 		case callOf(ctx).forwarded:
-			return to, errorf(KindNotLeader, "passed on to replica %s, which does not lead", s.replica.Self().Name)
+			return to, errorf(KindNotLeader, "replica %s received a forwarded call and does not lead", s.replica.Self().Name)
 		case known && to.GRPCAddr != "":
 			return to, nil
 		}
@@ -134,7 +133,7 @@ func (s *Server) passRestore(ctx context.Context, to Peer, first *clusterv1.Rest
 		return nil, err
 	}
 	for m := first; ; {
-		// The leader's own error is what CloseAndRecv says.
+		// CloseAndRecv returns the leader's error.
 		if err := out.Send(m); err != nil {
 			break
 		}
@@ -147,12 +146,12 @@ func (s *Server) passRestore(ctx context.Context, to Peer, first *clusterv1.Rest
 	return out.CloseAndRecv()
 }
 
-// restore takes the backup in, aside, and then does or previews it.
+// restore reads the backup and then restores it or previews the changes.
 func (s *Server) restore(ctx context.Context, first *clusterv1.RestoreBackupRequest, in clusterv1.Cluster_RestoreBackupServer) (*clusterv1.RestoreBackupResponse, error) {
 	backup, err := fsm.ReadSnapshot(&received{rest: first.GetData(), in: in})
 	switch {
 	case errors.Is(err, fsm.ErrSnapshot):
-		return nil, errorf(KindInvalid, "this is no backup that can be restored: %w", err)
+		return nil, errorf(KindInvalid, "this is not a backup that can be restored: %w", err)
 	case err != nil:
 		return nil, err
 	}
@@ -192,17 +191,17 @@ func (s *Server) restore(ctx context.Context, first *clusterv1.RestoreBackupRequ
 	return resp, nil
 }
 
-// mayRestore refuses the backup of another cluster, unless that is what is wanted.
+// mayRestore refuses the backup of another cluster, unless force is set.
 func mayRestore(backup, present fsm.Info, force bool) error {
 	if backup.ClusterID == present.ClusterID || force {
 		return nil
 	}
-	return errorf(KindPrecondition, "the backup is of cluster %q and this is cluster %q, whom the agents of %[1]q do not obey. "+
+	return errorf(KindPrecondition, "the backup is of cluster %q and this is cluster %q; agents of %[1]q refuse its orders.  "+
 		"To bring %[1]q back, start new schedulers with SCHEDULER_CLUSTER_ID=%[1]s and restore there. "+
 		"To take its workloads into this cluster, while %[1]q may still run them: --force-new-cluster", backup.ClusterID, present.ClusterID)
 }
 
-// received reads the pieces of a stream.
+// received is a reader of the messages of a backup.
 type received struct {
 	rest  []byte
 	total int64

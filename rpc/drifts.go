@@ -13,7 +13,7 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// ListDrifts implements cluster.v1: the drifts that are open.
+// ListDrifts implements cluster.v1: it lists the open drifts.
 func (s *Server) ListDrifts(ctx context.Context, req *clusterv1.ListDriftsRequest) (*clusterv1.ListDriftsResponse, error) {
 	switch req.GetType() {
 	case "", fsm.DriftOrphan, fsm.DriftState, fsm.DriftRevision, fsm.DriftMissing:
@@ -36,7 +36,7 @@ func (s *Server) ListDrifts(ctx context.Context, req *clusterv1.ListDriftsReques
 			return true
 		}
 		if w, ok := r.Workload(d.Workload); !in.everywhere() && (!ok || !in.has(w.In())) {
-			return true // an orphan that is not known is in no namespace
+			return true // an unknown orphan is in no namespace
 		}
 		out.Drifts = append(out.Drifts, &clusterv1.Drift{
 			NodeId: d.Node, WorkloadId: d.Workload, Type: d.Type, SchedulerStatus: d.SchedulerStatus, AgentStatus: d.AgentStatus,
@@ -66,10 +66,10 @@ func (s *Server) AdoptDrift(ctx context.Context, req *clusterv1.AdoptDriftReques
 	return s.driftAction(ctx, req, &commandv1.Command{Body: &commandv1.Command_AdoptDrift{AdoptDrift: adopt}})
 }
 
-// onePut prepares the specification of one workload.
+// onePut makes the put of exactly one workload.
 func (s *Server) onePut(ctx context.Context, w *controlv1.ApplyWorkloadRequest) (*commandv1.WorkloadPut, error) {
 	if w.GetSpec() == nil {
-		return nil, errorf(KindInvalid, "workload.spec is missing: an orphan that is not known needs all of its specification")
+		return nil, errorf(KindInvalid, "workload.spec is missing: an orphan that the cluster does not know needs a full specification")
 	}
 	prepared, err := s.prepare(ctx, w)
 	if err != nil {
@@ -89,7 +89,7 @@ func (s *Server) DeleteDrift(ctx context.Context, req *clusterv1.DeleteDriftRequ
 	}})
 }
 
-// orphanRequest is what calls about one orphan have in common.
+// orphanRequest is a request about one orphan.
 type orphanRequest interface {
 	GetNodeId() string
 	GetWorkloadId() string

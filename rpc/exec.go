@@ -19,16 +19,16 @@ import (
 )
 
 const (
-	execOpening  = 30 * time.Second // from the first message to the agent's word that it is open
-	execFirst    = 10 * time.Second // until the first message
-	execLastWord = 10 * time.Second // to record how it ended
+	execOpening  = 30 * time.Second // from the first message until the agent has opened the session
+	execFirst    = 10 * time.Second // until the caller's first message
+	execLastWord = 10 * time.Second // for recording the end of the session
 	maxExecArgs  = 256
-	maxExecBytes = 64 << 10 // of a command line
+	maxExecBytes = 64 << 10 // length of the command line
 )
 
-// Exec implements cluster.v1: a session between the caller and a workload, through
-// this replica. Its opening is in the log before the command begins, so nothing is
-// run that nobody would ever hear of: without a leader there is no session.
+// Exec implements cluster.v1: it relays a session between the caller and a workload. The opening is
+// committed before the command starts, so that every session is in the history. Without a leader
+// there is no session.
 func (s *Server) Exec(stream clusterv1.Cluster_ExecServer) error {
 	open, err := firstOpen(stream)
 	if err != nil {
@@ -45,7 +45,7 @@ func (s *Server) Exec(stream clusterv1.Cluster_ExecServer) error {
 	}
 	note := s.note(ctx, open, n)
 	if err := s.record(ctx, note(fsm.EventSessionOpened, commandLine(open), nil)); err != nil {
-		return fmt.Errorf("the session could not be recorded and was not opened: %w", err)
+		return fmt.Errorf("the session was not opened, because its audit event could not be committed: %w", err)
 	}
 	began := s.now()
 	count := &execCount{}
@@ -54,7 +54,7 @@ func (s *Server) Exec(stream clusterv1.Cluster_ExecServer) error {
 	if err != nil {
 		message = status.Convert(edge("", err)).Message()
 		if stream.Context().Err() != nil {
-			message = "the caller went away"
+			message = "the caller disconnected"
 		}
 	}
 	last, done := context.WithTimeout(context.WithoutCancel(ctx), execLastWord)
@@ -62,14 +62,14 @@ func (s *Server) Exec(stream clusterv1.Cluster_ExecServer) error {
 	if rerr := s.record(last, note(fsm.EventSessionClosed, message, map[string]string{
 		"seconds": strconv.FormatInt(int64(s.now().Sub(began)/time.Second), 10), "output_bytes": strconv.FormatInt(count.out, 10),
 	})); rerr != nil {
-		s.log.Warn("the end of a session could not be recorded", "workload", open.GetWorkloadId(), "node", n.ID, "result", message, "err", rerr)
+		s.log.Warn("could not record the end of a session", "workload", open.GetWorkloadId(), "node", n.ID, "result", message, "err", rerr)
 	}
 	return err
 }
 
 type execCount struct{ out int64 }
 
-// firstOpen waits for the message that opens a session, and judges it.
+// firstOpen waits for the message that opens the session and validates it.
 func firstOpen(stream clusterv1.Cluster_ExecServer) (*clusterv1.ExecOpen, error) {
 	type received struct {
 		m   *clusterv1.ExecRequest
@@ -102,7 +102,7 @@ func firstOpen(stream clusterv1.Cluster_ExecServer) (*clusterv1.ExecOpen, error)
 	case open.GetWorkloadId() == "":
 		return nil, errorf(KindInvalid, "workload_id must not be blank")
 	case open.GetConsole() && len(open.GetCommand()) > 0:
-		return nil, errorf(KindInvalid, "command: a console runs none")
+		return nil, errorf(KindInvalid, "command must be empty for a console")
 	case !open.GetConsole() && (len(open.GetCommand()) == 0 || open.GetCommand()[0] == ""):
 		return nil, errorf(KindInvalid, "command must not be empty")
 	case len(open.GetCommand()) > maxExecArgs:
@@ -115,7 +115,7 @@ func firstOpen(stream clusterv1.Cluster_ExecServer) (*clusterv1.ExecOpen, error)
 	return open, nil
 }
 
-// commandLine is a command as people read it.
+// commandLine returns a command as one line, with quotes where needed.
 func commandLine(open *clusterv1.ExecOpen) string {
 	if open.GetConsole() {
 		return "console"
@@ -130,7 +130,7 @@ func commandLine(open *clusterv1.ExecOpen) string {
 	return strings.Join(words, " ")
 }
 
-// note makes the records of one session.
+// note returns a function that makes the audit events of one session.
 func (s *Server) note(ctx context.Context, open *clusterv1.ExecOpen, n *fsm.Node) func(kind, message string, more map[string]string) *clusterv1.RecordSessionRequest {
 	c := callOf(ctx)
 	about := map[string]string{"call": "exec"}
@@ -154,14 +154,14 @@ func (s *Server) note(ctx context.Context, open *clusterv1.ExecOpen, n *fsm.Node
 	}
 }
 
-// session carries a session between the caller and the agent. ctx is the agent's end,
-// and cancel ends it.
+// session relays between the caller and the agent. ctx is that of the agent's stream, and cancel
+// ends it.
 func (s *Server) session(ctx context.Context, cancel context.CancelFunc, stream clusterv1.Cluster_ExecServer, n *fsm.Node, open *clusterv1.ExecOpen, count *execCount) (int32, error) {
 	late := time.AfterFunc(execOpening, cancel)
 	defer late.Stop()
 	fail := func(err error) (int32, error) {
 		if status.Code(err) == codes.Unimplemented {
-			return 0, errorf(KindPrecondition, "the agent of node %s (version %s) runs no commands for others", n.ID, n.Facts.AgentVersion)
+			return 0, errorf(KindPrecondition, "the agent of node %s (version %s) does not support exec", n.ID, n.Facts.AgentVersion)
 		}
 		if ctx.Err() != nil && stream.Context().Err() == nil {
 			return 0, errorf(KindNoAgent, "agent of node %s: no answer within %s", n.ID, execOpening)
@@ -177,7 +177,7 @@ func (s *Server) session(ctx context.Context, cancel context.CancelFunc, stream 
 		WorkloadId: open.GetWorkloadId(), Service: open.GetService(), Command: open.GetCommand(), Tty: open.GetTty(),
 		Size: agentSize(open.GetSize()), Input: open.GetInput(), Console: open.GetConsole(), NodeId: n.ID, By: c.who(), From: c.from,
 	}}})
-	if err != nil && !errors.Is(err, io.EOF) { // EOF: Recv says why
+	if err != nil && !errors.Is(err, io.EOF) { // after io.EOF, Recv returns the reason
 		return fail(err)
 	}
 	first, err := out.Recv()
@@ -226,7 +226,7 @@ func agentSize(z *clusterv1.TerminalSize) *agentv1.TerminalSize {
 	return &agentv1.TerminalSize{Rows: z.GetRows(), Columns: z.GetColumns()}
 }
 
-// execInput passes on what the caller sends until it has said everything, which is no
+// execInput relays the caller's messages until the caller has sent its last one. That is not an
 // error: the command may go on.
 func execInput(from clusterv1.Cluster_ExecServer, to agentv1.AgentService_ExecClient) error {
 	for {
@@ -248,11 +248,11 @@ func execInput(from clusterv1.Cluster_ExecServer, to agentv1.AgentService_ExecCl
 		case *clusterv1.ExecRequest_Signal:
 			next.Message = &agentv1.ExecRequest_Signal{Signal: b.Signal}
 		default:
-			continue // a second open, or what a later version says
+			continue // a second open, or a message of a later version
 		}
 		if err := to.Send(next); err != nil {
 			if errors.Is(err, io.EOF) {
-				return nil // it has ended; the other direction says how
+				return nil // the session has ended; the output side reports how
 			}
 			return err
 		}

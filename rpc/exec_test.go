@@ -212,7 +212,7 @@ func TestExec(t *testing.T) {
 		case <-time.After(5 * time.Second):
 			t.Fatal("the agent hears nothing")
 		}
-		awaitAudit(t, g, "SessionOpened web@n sh call=exec", "SessionClosed web@n the caller went away call=exec")
+		awaitAudit(t, g, "SessionOpened web@n sh call=exec", "SessionClosed web@n the caller disconnected call=exec")
 	})
 	t.Run("the agent's refusal is the result", func(t *testing.T) {
 		g, f, _, _ := agentWorld(t, 1)

@@ -12,22 +12,22 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Mirror is the etcd mirror as this package needs it.
+// Mirror is the part of the etcd mirror that this package uses.
 type Mirror interface {
-	// Health is how the replica that writes the mirror judges it; standby on
-	// every other. index is of the state that etcd holds.
+	// Health returns the state of the mirror on the replica that writes it, and "standby" on every
+	// other. index is the log index of the state that etcd holds.
 	Health() (state, reason string, index uint64)
-	// Read reads what etcd holds below a prefix (empty: the mirror's own) and
-	// makes of it a state that may come back into one with the given info.
-	// Records that cannot be taken are left out, and named in the content.
+	// Read reads the records in etcd below a prefix (empty: the mirror's own) and builds a state
+	// that can be restored over a state with the given info. It leaves out invalid records and
+	// lists them in the content.
 	Read(ctx context.Context, prefix string, present fsm.Info) (*clusterv1.MirrorContent, fsm.State, error)
-	// Preview says what Restore would change; it writes nothing.
+	// Preview returns what Restore would change. It writes nothing.
 	Preview(ctx context.Context) (*clusterv1.RestoreMirrorResponse, error)
-	// Restore makes etcd hold the state, and returns when it does.
+	// Restore writes the state to etcd and returns when etcd holds all of it.
 	Restore(ctx context.Context) error
 }
 
-// What Recovery advises.
+// Values of the advice of Recovery.
 const (
 	adviseNothing = "nothing"
 	adviseRestore = "restore"
@@ -35,7 +35,7 @@ const (
 	adviseEtcd    = "etcd"
 )
 
-// modeWait bounds how long an answer waits for the mode that follows from it.
+// modeWait is the longest time that an answer waits for the mode to change.
 const modeWait = 5 * time.Second
 
 func (s *Server) mirror() (Mirror, error) {
@@ -45,7 +45,7 @@ func (s *Server) mirror() (Mirror, error) {
 	return s.cfg.Mirror, nil
 }
 
-// Recovery implements cluster.v1. The leader answers: it writes the mirror.
+// Recovery implements cluster.v1 on the leader, which writes the mirror.
 func (s *Server) Recovery(ctx context.Context, req *clusterv1.RecoveryRequest) (*clusterv1.RecoveryResponse, error) {
 	state := s.store.State()
 	info := state.Info()
@@ -72,7 +72,8 @@ func (s *Server) Recovery(ctx context.Context, req *clusterv1.RecoveryRequest) (
 	return out, nil
 }
 
-// readMirror reads what etcd holds, once secrets in it can be sealed.
+// readMirror reads etcd after waiting for the cluster key, with which it seals the secrets that it
+// finds.
 func (s *Server) readMirror(ctx context.Context, m Mirror, prefix string, present fsm.Info) (*clusterv1.MirrorContent, fsm.State, error) {
 	if sealer(s.cfg.Keys) == nil {
 		s.awaitKey(ctx)
@@ -80,8 +81,8 @@ func (s *Server) readMirror(ctx context.Context, m Mirror, prefix string, presen
 	return m.Read(ctx, prefix, present)
 }
 
-// advice is what to do about a mirror: the state machine is right where it knows
-// anything, and where it does not, what etcd holds is all there is.
+// advice returns what to do about a mirror. The state takes precedence over etcd, unless the state
+// is empty.
 func advice(r *clusterv1.RecoveryResponse, untouched bool) string {
 	held := r.GetContent().GetWorkloads() + r.GetContent().GetNodes()
 	switch r.GetMirror() {
@@ -125,8 +126,8 @@ func (s *Server) RestoreMirror(ctx context.Context, req *clusterv1.RestoreMirror
 	return out, nil
 }
 
-// tellRestored leaves an event of who had the state written over what etcd held. It
-// is done: that it could not be put on record is told, and is no failure.
+// tellRestored records who had etcd overwritten. The restore is done by then, so a failure to
+// record it is only logged.
 func (s *Server) tellRestored(ctx context.Context, out *clusterv1.RestoreMirrorResponse) {
 	_, err := s.commit(ctx, "", &commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{
 		Type: fsm.EventMirrorRestored, Message: "the state was written over what etcd held",
@@ -137,13 +138,12 @@ func (s *Server) tellRestored(ctx context.Context, out *clusterv1.RestoreMirrorR
 		},
 	}}})
 	if err != nil {
-		s.log.Warn("that the mirror was restored could not be recorded", "by", callOf(ctx).who(), "err", err)
+		s.log.Warn("could not record the restore of the mirror", "by", callOf(ctx).who(), "err", err)
 	}
 }
 
-// leaveRecovery waits until the leader has taken the frozen mode back, which it
-// does by itself once the mirror is well, and returns the mode that holds. What a
-// person has pinned stays.
+// leaveRecovery waits until the leader ends the frozen mode, which it does once the mirror is
+// healthy, and returns the mode. A pinned mode stays.
 func (s *Server) leaveRecovery(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, modeWait)
 	defer cancel()
@@ -154,7 +154,7 @@ func (s *Server) leaveRecovery(ctx context.Context) (string, error) {
 		v, err := s.store.At(ctx, info.Index+1)
 		switch {
 		case err != nil && ctx.Err() != nil:
-			return string(s.store.View().Info().Mode), nil // it follows
+			return string(s.store.View().Info().Mode), nil // the mode will change later
 		case err != nil:
 			return "", err
 		}
@@ -166,12 +166,12 @@ func etcdFailed(err error) error {
 	if k := kindOf(err); k != KindInternal {
 		return err
 	}
-	// Not Unavailable: this replica is well, and another would not do better.
+	// Not Unavailable: another replica could not reach etcd either.
 	return errorf(KindPrecondition, "%w; `persysctl recovery show` says what is known of etcd", err)
 }
 
-// ImportMirror implements cluster.v1. Like a restored backup it comes in as one
-// piece, under a new incarnation: there is no half of an import.
+// ImportMirror implements cluster.v1. It replaces the state in one step, under a new incarnation,
+// as the restore of a backup does.
 func (s *Server) ImportMirror(ctx context.Context, req *clusterv1.ImportMirrorRequest) (*clusterv1.ImportMirrorResponse, error) {
 	m, err := s.mirror()
 	if err != nil {
@@ -186,7 +186,7 @@ func (s *Server) ImportMirror(ctx context.Context, req *clusterv1.ImportMirrorRe
 		return nil, etcdFailed(err)
 	}
 	if content.GetNodes()+content.GetWorkloads()+content.GetProblemCount() == 0 {
-		return nil, errorf(KindPrecondition, "etcd holds no nodes and no workloads there: nothing to import. --prefix looks in another place; `persysctl recovery show`")
+		return nil, errorf(KindPrecondition, "etcd holds no nodes and no workloads there: nothing to import. --prefix reads another prefix; `persysctl recovery show`")
 	}
 	out := &clusterv1.ImportMirrorResponse{Content: content, Mode: string(present.Info().Mode)}
 	by, via := callOf(ctx).by()
@@ -225,7 +225,7 @@ func (s *Server) ImportMirror(ctx context.Context, req *clusterv1.ImportMirrorRe
 	out.Change.Incarnation = s.store.View().Info().Incarnation
 	s.log.Warn("what etcd held was imported", "by", callOf(ctx).who(), "from_cluster", content.GetClusterId(), "index", index,
 		"workloads", out.GetChange().GetAddedCount(), "nodes", out.GetChange().GetNodesAdded(), "left_out", content.GetProblemCount())
-	// The state is in: whatever becomes of etcd now is told, and is no failure.
+	// The import is done, so a failure to write etcd is part of the answer and not an error.
 	if err := m.Restore(ctx); err != nil {
 		out.MirrorError = err.Error()
 	}
@@ -234,7 +234,7 @@ func (s *Server) ImportMirror(ctx context.Context, req *clusterv1.ImportMirrorRe
 	return out, err
 }
 
-// mayImport refuses a cluster that has work of its own.
+// mayImport refuses an import into a cluster that has nodes or workloads.
 func mayImport(present fsm.State) error {
 	if err := fsm.Untouched(present); err != nil {
 		return errorf(KindPrecondition, "%w. `persysctl backup restore FILE` goes back to a backup; to write this cluster's state over what etcd holds: `persysctl recovery restore`", err)

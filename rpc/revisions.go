@@ -15,8 +15,8 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// ListRevisions implements cluster.v1. Specifications are shown redacted, so a
-// change of a secret is told and not shown.
+// ListRevisions implements cluster.v1. Specifications are redacted, so a changed secret shows as
+// changed without its value.
 func (s *Server) ListRevisions(ctx context.Context, req *clusterv1.ListRevisionsRequest) (*clusterv1.ListRevisionsResponse, error) {
 	id := strings.TrimSpace(req.GetWorkloadId())
 	if id == "" {
@@ -62,14 +62,14 @@ func (s *Server) ListRevisions(ctx context.Context, req *clusterv1.ListRevisions
 	return out, nil
 }
 
-// numbered finds a revision; field names the number in the error.
+// numbered returns the revision of a number; field is the request's field for the error.
 func numbered(id, field string, list []fsm.Revision, number uint64) (*fsm.Revision, error) {
 	for i := range list {
 		if list[i].Number == number {
 			return &list[i], nil
 		}
 	}
-	return nil, errorf(KindNotFound, "%s: revision %d of workload %q is not kept; those are %d to %d (`persysctl history %s`)",
+	return nil, errorf(KindNotFound, "%s: revision %d of workload %q is not stored; stored are %d to %d (`persysctl history %s`)",
 		field, number, id, list[0].Number, list[len(list)-1].Number, id)
 }
 
@@ -84,7 +84,7 @@ func revisionView(id string, r *fsm.Revision) (*clusterv1.WorkloadRevision, erro
 	}, nil
 }
 
-// between are the fields in which two revisions differ, as people may see them.
+// between returns the fields in which two revisions differ, with secrets redacted.
 func between(a, b *fsm.Revision) []*clusterv1.FieldChange {
 	changes := specDiff(a.Spec, b.Spec)
 	if len(changes) == 0 && a.Content != b.Content {
@@ -97,14 +97,14 @@ func between(a, b *fsm.Revision) []*clusterv1.FieldChange {
 	return out
 }
 
-// RollBack implements cluster.v1 on the leader. What it applies is judged as if
-// the person had sent it: the node may have changed since, or the rules.
+// RollBack implements cluster.v1 on the leader. The old revision is checked like any apply, because
+// the rules may have changed since.
 func (s *Server) RollBack(ctx context.Context, req *clusterv1.RollBackRequest) (*controlv1.ApplyWorkloadResponse, error) {
 	id := strings.TrimSpace(req.GetWorkloadId())
 	if id == "" {
 		return nil, errorf(KindInvalid, "workload_id must not be blank")
 	}
-	view, err := s.read(ctx) // which revision is the newest, a leader knows that has proven to be one
+	view, err := s.read(ctx) // only a confirmed leader knows the newest revision
 	if err != nil {
 		return nil, err
 	}
@@ -119,7 +119,7 @@ func (s *Server) RollBack(ctx context.Context, req *clusterv1.RollBackRequest) (
 	number := req.GetNumber()
 	if number == 0 {
 		if len(list) < 2 {
-			return nil, errorf(KindPrecondition, "workload %q has no former revision that is kept", id)
+			return nil, errorf(KindPrecondition, "workload %q has no earlier revision", id)
 		}
 		number = list[len(list)-2].Number
 	}

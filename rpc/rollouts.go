@@ -14,7 +14,7 @@ import (
 	"github.com/persys/compute/fsm/rollout"
 )
 
-// rolling tells whoever applied a group that its members wait for their turn.
+// rolling adds the id of the running rollout to the answer of an apply with an update policy.
 func (s *Server) rolling(req *controlv1.ApplyWorkloadRequest, resp *controlv1.ApplyWorkloadResponse) {
 	if resp == nil || !resp.GetSuccess() || req.GetSpec().GetUpdate() == nil {
 		return
@@ -36,7 +36,7 @@ func (s *Server) GetRollout(ctx context.Context, req *clusterv1.GetRolloutReques
 	}
 	r, ok := v.Rollout(group)
 	if !ok {
-		return nil, errorf(KindNotFound, "group %q has not been updated member by member: that takes `update` in a specification with a count", group)
+		return nil, errorf(KindNotFound, "group %q has no rollout: set `update` in a specification with a count to update member by member", group)
 	}
 	out := &clusterv1.GetRolloutResponse{
 		Group: group, Id: controlGeneration(fsm.RolloutID(r)), Phase: string(r.Phase), Reason: r.Reason,
@@ -69,7 +69,7 @@ func (s *Server) GetRollout(ctx context.Context, req *clusterv1.GetRolloutReques
 	return out, nil
 }
 
-// rolls refuses what former versions would stop at in the log.
+// rolls refuses rollouts while a replica runs a version that does not know them.
 func (s *Server) rolls() error {
 	if s.store.View().Info().FeatureLevel < 6 {
 		return errorf(KindPrecondition, "updates of groups need feature level 6: all replicas must run this version; `persysctl status` shows them")

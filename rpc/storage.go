@@ -17,15 +17,15 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Bounds of the calls that ask agents. A look for garbage asks every runtime, a removal takes the grace
-// of what is stopped.
+// Bounds of calls to agents. Collecting garbage asks every runtime and may wait for the stop grace
+// of workloads.
 const (
 	volumesDeadline = 5 * time.Second
 	garbageDeadline = 5 * time.Minute
 	volumesAtOnce   = 16
 )
 
-// asked is a node that a call is about, with the epoch that its agent is told.
+// asked returns a node and the epoch for calls to its agent.
 func (s *Server) asked(id string) (*fsm.Node, *agentv1.Epoch, error) {
 	if strings.TrimSpace(id) == "" {
 		return nil, nil, errBlankNode
@@ -39,7 +39,8 @@ func (s *Server) asked(id string) (*fsm.Node, *agentv1.Epoch, error) {
 	return n, &agentv1.Epoch{ClusterId: e.GetClusterId(), Shard: e.GetShard(), Incarnation: e.GetIncarnation(), Term: e.GetTerm()}, nil
 }
 
-// tooOld says that a node's agent does not know a call.
+// tooOld maps the error of a call that the node's agent may not implement; what names the missing
+// function.
 func tooOld(n *fsm.Node, err error, what string) error {
 	if status.Code(err) == codes.Unimplemented {
 		return errorf(KindPrecondition, "the agent of node %s (version %s) cannot %s", n.ID, n.Facts.AgentVersion, what)
@@ -47,8 +48,8 @@ func tooOld(n *fsm.Node, err error, what string) error {
 	return agentError(n.ID, err)
 }
 
-// atAgent makes a call that changes something at the agent of one node; what says what an agent
-// cannot do that does not know the call.
+// atAgent makes a mutating call to the agent of one node; what names the function in the error for
+// agents that do not implement it.
 func (s *Server) atAgent(ctx context.Context, node, what string, call func(context.Context, agentv1.AgentServiceClient, *fsm.Node, *agentv1.Epoch) error) error {
 	n, epoch, err := s.asked(node)
 	if err != nil {
@@ -101,8 +102,8 @@ func (s *Server) CollectGarbage(ctx context.Context, req *clusterv1.CollectGarba
 	return out, nil
 }
 
-// ListVolumes implements cluster.v1. A node that does not answer is a problem of its own, not of the
-// call, unless it was the only one asked for.
+// ListVolumes implements cluster.v1. If the caller asks for all nodes, a node that does not answer
+// is listed as a problem and the call succeeds.
 func (s *Server) ListVolumes(ctx context.Context, req *clusterv1.ListVolumesRequest) (*clusterv1.ListVolumesResponse, error) {
 	var nodes []*fsm.Node
 	if id := req.GetNodeId(); id != "" {
@@ -156,7 +157,7 @@ func (s *Server) volumesOf(ctx context.Context, n *fsm.Node) ([]*clusterv1.Volum
 	}
 	ctx, cancel := context.WithTimeout(ctx, volumesDeadline)
 	defer cancel()
-	// A read: without epoch, as those of other replicas than the leader are.
+	// A read, which any replica may make, carries no epoch.
 	resp, err := c.ListVolumes(ctx, &agentv1.ListVolumesRequest{})
 	if err != nil {
 		return nil, nil, tooOld(n, err, "list volumes")

@@ -21,24 +21,25 @@ import (
 )
 
 const (
-	// DefaultCertLife is how long a certificate lives that this cluster issues.
+	// DefaultCertLife is the validity of a certificate that this cluster issues.
 	DefaultCertLife = 7 * 24 * time.Hour
-	// userCertLife is the least that users get: they renew by hand.
+	// userCertLife is the least validity for users, who renew by hand.
 	userCertLife = 90 * 24 * time.Hour
-	// defaultTokenLife is how long a join token is good for.
+	// defaultTokenLife is the validity of a join token.
 	defaultTokenLife = time.Hour
-	// Joins that a leader judges: each is an entry of the log, and anybody who
-	// reaches the port can ask for one.
+	// Joins per second and burst that a leader judges. Each is a log entry, and anybody who can
+	// connect to the port can ask for one.
 	joinRate, joinBurst = 20, 100
-	// Refused mutations that are kept, of all callers; heartbeats among them by the minute.
+	// Refused mutations per second and burst that are recorded, of all callers together; refused
+	// heartbeats have their own rate.
 	refusalRate, refusalBurst = 5, 50
 	beatRate, beatBurst       = 1.0 / 60, 5
 )
 
-// authorityContext binds a sealed key to its authority.
+// authorityContext is the seal context that binds a sealed key to its authority.
 func authorityContext(id string) []byte { return []byte("persys/authority/" + id) }
 
-// SealAuthority makes the command that gives an authority to the cluster.
+// SealAuthority makes the command that adds an authority to the cluster.
 func SealAuthority(key *pki.Key, a *pki.Authority, activeAt time.Time) (*commandv1.PutAuthority, error) {
 	raw, err := a.Key()
 	if err != nil {
@@ -58,7 +59,7 @@ func SealAuthority(key *pki.Key, a *pki.Authority, activeAt time.Time) (*command
 	}, nil
 }
 
-// OpenAuthority opens an authority's key.
+// OpenAuthority unseals an authority's key.
 func OpenAuthority(key *pki.Key, a *fsm.Authority) (*pki.Authority, error) {
 	raw, err := key.Open(a.SealedKey, authorityContext(a.ID))
 	if err != nil {
@@ -67,7 +68,7 @@ func OpenAuthority(key *pki.Key, a *fsm.Authority) (*pki.Authority, error) {
 	return pki.ParseAuthority(a.Cert, a.Root, raw)
 }
 
-// issuer opens the authority that issues now.
+// issuer returns the authority that issues certificates now, with its key.
 func (s *Server) issuer() (*pki.Authority, error) {
 	a, ok := s.store.View().Issuer(s.clock().UnixNano())
 	if !ok {
@@ -84,9 +85,9 @@ func (s *Server) issuer() (*pki.Authority, error) {
 	return open, nil
 }
 
-// clock is the time by which identities are judged: this replica's, or, where a former
-// leader's clock was ahead, that of the state. What is made now must not look older
-// than a revocation, or as if it had ended already.
+// clock is the time for certificates and tokens: this replica's clock, or that of the state if a
+// former leader's clock was ahead. A new certificate must not look older than an earlier
+// revocation.
 func (s *Server) clock() time.Time {
 	now := s.now()
 	if at := time.Unix(0, s.store.View().Info().Clock); at.After(now) {
@@ -95,7 +96,7 @@ func (s *Server) clock() time.Time {
 	return now
 }
 
-// Roots are the certificates to believe, PEM: those of every authority there is.
+// Roots returns the trusted root certificates of all authorities as PEM.
 func Roots(v fsm.View) []byte {
 	var ders [][]byte
 	v.Authorities(func(a *fsm.Authority) bool {
@@ -105,7 +106,7 @@ func Roots(v fsm.View) []byte {
 	return pki.EncodeCerts(ders...)
 }
 
-// Revoked is what the state refuses.
+// Revoked returns the revocations of the state.
 func Revoked(v fsm.View) *pki.Revoked {
 	r := &pki.Revoked{Identities: map[string]time.Time{}, Certificates: map[string]bool{}}
 	v.Revocations(func(e *fsm.Revocation) bool {
@@ -119,9 +120,9 @@ func Revoked(v fsm.View) *pki.Revoked {
 	return r
 }
 
-// GossipAgainst stands for the schedulers that are revoked, "" for none. A key of gossip that
-// was made when it was another is one that somebody has who shall not. Of a revoked
-// certificate that nobody knows, it may have been a scheduler's.
+// GossipAgainst returns a hash of the revoked schedulers, "" if there are none. If it differs from
+// the one with which a gossip key was made, a scheduler was revoked after that, and it may still
+// hold the key. A revoked certificate of unknown role counts as a scheduler's.
 func GossipAgainst(v fsm.View) string {
 	roles := map[string]string{}
 	v.Admissions(func(a *fsm.Admission) bool { roles[a.Fingerprint] = a.Role; return true })
@@ -143,8 +144,8 @@ func GossipAgainst(v fsm.View) string {
 	return hex.EncodeToString(sum.Sum(nil))
 }
 
-// SchedulerRevoked reports whether the certificate that the cluster knows of a scheduler, or all
-// of its name, are no longer good.
+// SchedulerRevoked reports whether the recorded certificate of a scheduler, or its name, is
+// revoked.
 func SchedulerRevoked(v fsm.View, name string) bool {
 	a, known := v.Admission(string(pki.RoleScheduler), name)
 	if known {
@@ -156,8 +157,8 @@ func SchedulerRevoked(v fsm.View, name string) bool {
 	return gone && (!known || a.IssuedAt <= at.At)
 }
 
-// Enrol implements cluster.v1: a certificate for a join token. The token is judged
-// and spent in one entry of the log, which also is the audit event.
+// Enrol implements cluster.v1: it issues a certificate for a join token. One log entry checks the
+// token, uses it up and is the audit event.
 func (s *Server) Enrol(ctx context.Context, req *clusterv1.EnrolRequest) (*clusterv1.EnrolResponse, error) {
 	if !s.joins.Allow() {
 		return nil, errorf(KindBusy, "more than %d joins a second: try again in a moment", joinRate)
@@ -174,10 +175,10 @@ func (s *Server) Enrol(ctx context.Context, req *clusterv1.EnrolRequest) (*clust
 	switch {
 	case admit.Token == "":
 		return nil, errorf(KindInvalid, "token_id must not be blank")
-	case !bounds.ValidID(admit.Token): // nor may anybody have it written into the history
+	case !bounds.ValidID(admit.Token): // the id would appear in the history
 		return nil, errorf(KindInvalid, "token_id: %.64q does not match %s", admit.Token, bounds.IDRule)
 	}
-	// The token says which role; one that is not known is refused in the log.
+	// The token determines the role. The state machine refuses an unknown token.
 	if tok, ok := s.store.View().Token(admit.Token); ok {
 		admit.Role, admit.Access = tok.Role, tok.Access
 	}
@@ -202,11 +203,11 @@ func (s *Server) Enrol(ctx context.Context, req *clusterv1.EnrolRequest) (*clust
 	return out, nil
 }
 
-// issue signs a certificate and has it admitted before anybody gets it.
+// issue signs a certificate and commits its admission before it returns the certificate.
 func (s *Server) issue(ctx context.Context, a *pki.Authority, csr []byte, admit *commandv1.Admit) (*pki.Issued, error) {
 	now := s.clock()
 	if rev, ok := s.store.View().RevokedIdentity(admit.GetRole(), admit.GetName()); ok && admit.GetToken() != "" {
-		// Certificates count in whole seconds: this one must be younger than the revocation.
+		// Certificates have a resolution of a second; this one must be younger than the revocation.
 		if next := time.Unix(0, rev.At).Truncate(time.Second).Add(time.Second); next.After(now) {
 			now = next
 		}
@@ -224,7 +225,7 @@ func (s *Server) issue(ctx context.Context, a *pki.Authority, csr []byte, admit 
 	return issued, nil
 }
 
-// CertLife is how long a certificate of a role lives.
+// CertLife returns the validity of a certificate for a role.
 func CertLife(role pki.Role, life time.Duration) time.Duration {
 	if role == pki.RoleUser {
 		return max(life, userCertLife)
@@ -232,8 +233,8 @@ func CertLife(role pki.Role, life time.Duration) time.Duration {
 	return life
 }
 
-// Renew implements cluster.v1: the same identity, a new certificate. Whoever holds
-// one of another CA has to enrol.
+// Renew implements cluster.v1: it issues a new certificate for the caller's identity. Callers with
+// a certificate of another CA have to enrol.
 func (s *Server) Renew(ctx context.Context, req *clusterv1.RenewRequest) (*clusterv1.RenewResponse, error) {
 	id := callOf(ctx).id
 	if len(req.GetCsr()) > 16<<10 {
@@ -256,20 +257,20 @@ func (s *Server) Renew(ctx context.Context, req *clusterv1.RenewRequest) (*clust
 	return &clusterv1.RenewResponse{Chain: issued.Chain, Roots: Roots(s.store.View())}, nil
 }
 
-// bundle is an answer that holds for as long as the trust tables do not change.
+// bundle caches an answer until the trust tables change.
 type bundle struct {
 	of   uint64 // trust version
 	resp *clusterv1.BundleResponse
 }
 
-// Bundle implements cluster.v1, from this replica's state.
+// Bundle implements cluster.v1 from this replica's state.
 func (s *Server) Bundle(_ context.Context, req *clusterv1.BundleRequest) (*clusterv1.BundleResponse, error) {
 	v := s.store.View()
 	b := s.bundle.Load()
 	if at := v.Info().TrustVersion; b == nil || b.of != at {
 		b = &bundle{of: at, resp: &clusterv1.BundleResponse{Roots: Roots(v)}}
-		// The version says what is in it: most changes of the tables (tokens,
-		// certificates that were issued) change nothing here.
+		// The version is a hash of the content, because most changes of the tables (tokens, issued
+		// certificates) do not change the bundle.
 		sum := sha256.New()
 		_, _ = sum.Write(b.resp.GetRoots())
 		v.Revocations(func(r *fsm.Revocation) bool {
@@ -295,15 +296,15 @@ func revocationView(r *fsm.Revocation) *clusterv1.Revocation {
 	return &clusterv1.Revocation{Role: r.Role, Name: r.Name, Fingerprint: r.Fingerprint, Reason: r.Reason, At: timestamppb.New(time.Unix(0, r.At)), By: r.By}
 }
 
-// CreateToken implements cluster.v1. The secret follows from the request's id, so
-// that a repetition gives the same token; the cluster keeps only its hash.
+// CreateToken implements cluster.v1. The secret is derived from the request id, so a repeated
+// request returns the same token. The cluster stores only its hash.
 func (s *Server) CreateToken(ctx context.Context, req *clusterv1.CreateTokenRequest) (*clusterv1.CreateTokenResponse, error) {
 	a, err := s.issuer()
 	if err != nil {
 		return nil, err
 	}
 	if !s.cfg.Enrol {
-		return nil, errorf(KindPrecondition, "this scheduler's certificate is not from the cluster's CA, so nobody who has only a token would believe it: give it one with `persys-scheduler --join TOKEN` or --init")
+		return nil, errorf(KindPrecondition, "this scheduler's certificate is not from the cluster's CA, so a program that has only a token would not trust it: give it one with `persys-scheduler --join TOKEN` or --init")
 	}
 	key, err := s.cfg.Keys.Key()
 	if err != nil {
@@ -343,7 +344,7 @@ func (s *Server) CreateToken(ctx context.Context, req *clusterv1.CreateTokenRequ
 	if !ok {
 		return nil, errorf(KindPrecondition, "the token that this request made is deleted")
 	}
-	tok.Expires = time.Unix(0, kept.ExpiresAt).UTC() // of the first time
+	tok.Expires = time.Unix(0, kept.ExpiresAt).UTC() // as first committed
 	text, err := tok.Export()
 	if err != nil {
 		return nil, errorf(KindInternal, "%w", err)
@@ -358,7 +359,7 @@ func tokenView(t *fsm.Token) *clusterv1.TokenInfo {
 	}
 }
 
-// ListTokens implements cluster.v1; secrets are not kept, so none is shown.
+// ListTokens implements cluster.v1. Secrets are not stored, so none is returned.
 func (s *Server) ListTokens(context.Context, *clusterv1.ListTokensRequest) (*clusterv1.ListTokensResponse, error) {
 	out := &clusterv1.ListTokensResponse{}
 	s.store.View().Tokens(func(t *fsm.Token) bool {
@@ -425,8 +426,7 @@ func authorityView(a, issuer *fsm.Authority) *clusterv1.AuthorityInfo {
 	}
 }
 
-// PutAuthority implements cluster.v1: the key is sealed here and travels no
-// further as it is.
+// PutAuthority implements cluster.v1. It seals the authority's key before the log.
 func (s *Server) PutAuthority(ctx context.Context, req *clusterv1.PutAuthorityRequest) (*clusterv1.PutAuthorityResponse, error) {
 	a, err := pki.ParseAuthority(req.GetCert(), req.GetRoot(), req.GetKey())
 	if err != nil {
@@ -456,15 +456,16 @@ func (s *Server) PutAuthority(ctx context.Context, req *clusterv1.PutAuthorityRe
 	if !ok {
 		return nil, errorf(KindPrecondition, "authority %s was dropped", put.GetId())
 	}
-	// Whoever is thrown out with the former authority shall not hear gossip either.
+	// A new authority may serve to exclude holders of old certificates, who may also hold the
+	// gossip key.
 	if _, err := s.rotateGossip(ctx, ""); err != nil {
-		s.log.Info("the key of gossip stays as it is", "err", err)
+		s.log.Info("the gossip key was not rotated", "err", err)
 	}
 	now, _ := v.Issuer(s.clock().UnixNano())
 	return &clusterv1.PutAuthorityResponse{Authority: authorityView(kept, now)}, nil
 }
 
-// ownCluster is the cluster's name in certificates.
+// ownCluster returns the cluster's name in certificates.
 func (s *Server) ownCluster() string {
 	name := ""
 	s.store.View().Authorities(func(a *fsm.Authority) bool {
@@ -495,8 +496,8 @@ func (s *Server) RotateGossip(ctx context.Context, req *clusterv1.RotateGossipRe
 	return &clusterv1.RotateGossipResponse{KeyId: id}, nil
 }
 
-// rotateGossip begins to bring in a new key. It is made here, and leaves this program
-// sealed under the cluster key only.
+// rotateGossip starts the rotation to a new gossip key and returns the id of the key. The key
+// leaves this process only sealed under the cluster key.
 func (s *Server) rotateGossip(ctx context.Context, request string) (string, error) {
 	if s.cfg.TLS == nil {
 		return "", errorf(KindPrecondition, "gossip is plain under -insecure: it has no key")
@@ -504,7 +505,7 @@ func (s *Server) rotateGossip(ctx context.Context, request string) (string, erro
 	view := s.store.View()
 	info := view.Info()
 	if info.FeatureLevel < 6 {
-		return "", errorf(KindPrecondition, "not every scheduler is of a version that changes the keys of gossip: `persysctl status` shows them")
+		return "", errorf(KindPrecondition, "a scheduler runs a version that cannot rotate the gossip key: `persysctl status` shows them")
 	}
 	key, err := s.cfg.Keys.Key()
 	if err != nil {
@@ -514,7 +515,8 @@ func (s *Server) rotateGossip(ctx context.Context, request string) (string, erro
 	if err != nil {
 		return "", errorf(KindPrecondition, "%w", err)
 	}
-	// A repetition may come while the key of the first time is being brought in: the receipt answers.
+	// A repeated request may arrive while the first rotation is in progress; then the receipt
+	// answers it.
 	if ring, err = ring.Add(GossipAgainst(view)); err != nil && !answered(view, request) {
 		return "", errorf(KindPrecondition, "%w", err)
 	}
@@ -528,7 +530,7 @@ func (s *Server) rotateGossip(ctx context.Context, request string) (string, erro
 	if err != nil {
 		return "", err
 	}
-	// A repetition changes nothing, and tells of the key that the first time made.
+	// A repeated request changes nothing and returns the key of the first one.
 	if ring, err = pki.OpenGossipRing(key, s.store.View().Info().GossipRing); err != nil {
 		return "", errorf(KindInternal, "%w", err)
 	}
