@@ -135,6 +135,7 @@ type decoder struct {
 
 	// When the schema is made (schema.go).
 	notes   map[string]note
+	defs    *definitions // schema definitions; set with probes only
 	visited func(wire string)
 }
 
@@ -290,7 +291,7 @@ func (d *decoder) integer(n *node, here where, bits int) int64 {
 
 func (d *decoder) boolean(n *node, here where) bool {
 	if n.probe != nil {
-		n.probe.takes(n.kind == scalar, eitherWay)
+		n.probe.takes(n.kind == scalar, trueOrFalse)
 		return false
 	}
 	switch strings.ToLower(n.text) {

@@ -8,14 +8,12 @@ import (
 	"strings"
 )
 
-// The schema is what the decoder does: it is taken from the decoder's own tables
-// by letting it decode nodes that ask back. A probe stands for any value of one
-// kind; the decoder's basic functions tell it what they would have read. So a
-// field that the decoder learns is in the schema, and one that it forgets is not.
-// What Validate adds (words, ranges) and what people want to read stands in notes,
-// by the fields' paths on the wire.
+// The schema is generated from the decoder. A probe stands for any value of one kind; when the
+// decoder reads a probe, its basic functions record what they accept. So a field that the decoder
+// learns appears in the schema, and a removed field disappears. notes adds descriptions and the
+// rules of Validate (words, ranges), keyed by the fields' wire paths.
 
-// probe is what the decoder told about one kind of value.
+// probe records what the decoder accepts for one kind of value.
 type probe struct {
 	rejected bool
 	schema   object
@@ -23,19 +21,19 @@ type probe struct {
 
 type object = map[string]any
 
-// note is what the decoder's tables do not say of a field.
+// note holds what the decoder's tables do not say about a field.
 type note struct {
 	what      string
-	words     []string // the only ones, without regard to case
-	low, high int64    // of a whole number, when high > low
+	words     []string // the only allowed words, in any case
+	low, high int64    // range of a whole number; none unless high > low
 	example   any
 }
 
-// SchemaID is the schema's own name; gateways serve it at /schema/workload.json.
+// SchemaID is the id of the schema. Gateways serve the schema at /schema/workload.json.
 const SchemaID = "https://persys.dev/schema/workload.json"
 
-// Schema is the JSON Schema (2020-12) of a specification file: one workload, a
-// list of workloads, or a Compose file as it is.
+// Schema returns the JSON Schema (2020-12) of a specification file: one workload, a list of
+// workloads, or a plain Compose file.
 func Schema() ([]byte, error) {
 	data, err := json.MarshalIndent(schema(), "", "  ")
 	if err != nil {
@@ -45,23 +43,25 @@ func Schema() ([]byte, error) {
 }
 
 func schema() object {
-	d := &decoder{places: map[string]place{}, seen: map[string]string{}, notes: notes()}
+	d := &decoder{places: map[string]place{}, seen: map[string]string{}, notes: notes(), defs: newDefinitions()}
 	n := &node{kind: mapping, probe: &probe{}}
 	d.document(n)
 	workload := n.probe.schema
+	d.defs.byName["workload"] = workload
 	workload["description"] = "A workload: a container, a Compose stack or a virtual machine."
 	ref := object{"$ref": "#/$defs/workload"}
 	return object{
 		"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SchemaID,
 		"title": "Persys workload",
-		// Told apart by what they are, so that an editor complains about the right one.
+		// The three forms are told apart by if and else, so that an editor reports faults of the
+		// form that was meant.
 		"if": object{"type": "array"}, "then": object{"items": object{"anyOf": []any{object{"type": "null"}, ref}}},
 		"else": object{
 			"if":   object{"type": "object", "required": []any{"services"}, "not": object{"anyOf": required("id", "workload_id", "workloadId", "container", "compose", "vm", "spec")}},
-			"then": object{"description": "A Compose file as it is; it becomes one stack."},
+			"then": object{"description": "A plain Compose file; it becomes one stack."},
 			"else": object{"anyOf": []any{object{"type": "null"}, ref}},
 		},
-		"$defs": object{"workload": workload},
+		"$defs": d.defs.byName,
 	}
 }
 
@@ -73,7 +73,7 @@ func required(names ...string) []any {
 	return out
 }
 
-// takes tells the probe whether its kind is read here, and as what.
+// takes records whether the decoder accepts this kind of value here, and with which schema.
 func (p *probe) takes(ok bool, as func() object) {
 	if !ok {
 		p.rejected = true
@@ -93,7 +93,7 @@ func pairsOf(k kind) object {
 	}}}
 }
 
-// object tells the probe about a mapping with these fields.
+// object records a mapping with these fields.
 func (p *probe) object(d *decoder, k kind, fields []field) {
 	if k != mapping {
 		p.rejected = true
@@ -103,7 +103,7 @@ func (p *probe) object(d *decoder, k kind, fields []field) {
 	for i := range fields {
 		f := &fields[i]
 		for j, name := range strings.Fields(f.names) {
-			s := d.describe(f.wire, func(n *node) { f.set(name, n, where{f.wire, name}) })
+			s := d.defs.ref(f.wire, d.describe(f.wire, func(n *node) { f.set(name, n, where{f.wire, name}) }))
 			if j == 0 {
 				d.annotate(s, f.wire)
 				if d.visited != nil {
@@ -119,7 +119,40 @@ func (p *probe) object(d *decoder, k kind, fields []field) {
 	p.schema = object{"type": "object", "properties": properties, "additionalProperties": false}
 }
 
-// describe lets the decoder read a value of every kind and returns what it took.
+// definitions holds each distinct schema of a field once. Most fields occur several times: with
+// aliases, in camel case, and again below spec.
+type definitions struct {
+	byName object
+	names  map[string]string // schema as JSON to name
+}
+
+func newDefinitions() *definitions {
+	d := &definitions{byName: object{}, names: map[string]string{}}
+	for name, s := range map[string]object{"text": anyText(), "integer": wholeNumber(), "boolean": trueOrFalse()} {
+		d.ref(name, orNull(s))
+	}
+	return d
+}
+
+// ref returns a reference to the definition of s. A new definition is named after the last part of
+// the field's wire path, or after the whole path if that name is taken.
+func (d *definitions) ref(wire string, s object) object {
+	text, err := json.Marshal(s)
+	if err != nil {
+		panic(err) // s holds nothing but strings, numbers, lists and maps
+	}
+	name, known := d.names[string(text)]
+	if !known {
+		path := strings.NewReplacer("spec.", "", "[]", "").Replace(stripped(wire))
+		if name = path[strings.LastIndexByte(path, '.')+1:]; d.byName[name] != nil || name == "workload" {
+			name = path
+		}
+		d.names[string(text)], d.byName[name] = name, s
+	}
+	return object{"$ref": "#/$defs/" + name}
+}
+
+// describe lets the decoder read a probe of every kind and returns the schema of the accepted ones.
 func (d *decoder) describe(wire string, set func(*node)) object {
 	var options []any
 	for _, k := range []kind{scalar, sequence, mapping} {
@@ -144,7 +177,16 @@ func (d *decoder) describe(wire string, set func(*node)) object {
 		}
 		options = append(options, s)
 	}
-	return object{"anyOf": append(options, object{"type": "null"})} // null is unset
+	return orNull(options...)
+}
+
+// orNull is a schema of one of the options, or null, which leaves the field unset.
+func orNull[T any](options ...T) object {
+	all := make([]any, 0, len(options)+1)
+	for _, o := range options {
+		all = append(all, o)
+	}
+	return object{"anyOf": append(all, object{"type": "null"})}
 }
 
 func anyText() object { return object{"type": []any{"string", "number", "boolean"}} }
@@ -153,11 +195,11 @@ func wholeNumber() object {
 	return object{"type": []any{"integer", "string"}, "pattern": `^\s*[+-]?[0-9]+\s*$`}
 }
 
-func eitherWay() object {
+func trueOrFalse() object {
 	return object{"type": []any{"boolean", "string"}, "pattern": anyCase("true", "false")}
 }
 
-// anyCase matches words without regard to case; JSON Schema has no flag for it.
+// anyCase returns a pattern that matches the words in any case; JSON Schema has no flag for that.
 func anyCase(words ...string) string {
 	var alternatives []string
 	for _, w := range words {
@@ -175,7 +217,7 @@ func anyCase(words ...string) string {
 	return `^\s*(` + strings.Join(alternatives, "|") + `)?\s*$`
 }
 
-// stripped is a wire path without the places in lists.
+// stripped returns a wire path without list indexes.
 func stripped(wire string) string {
 	var b strings.Builder
 	for _, part := range strings.Split(wire, "[") {
@@ -194,7 +236,7 @@ func (d *decoder) note(wire string) (note, bool) {
 	return n, ok
 }
 
-// limit adds the words and the range of a value.
+// limit adds the allowed words and the range of a value.
 func (d *decoder) limit(s object, wire string) {
 	n, ok := d.note(wire)
 	if !ok {
@@ -241,11 +283,11 @@ func camelCase(s string) string {
 	return b.String()
 }
 
-// SchemaFields lists the fields of the schema by their wire paths, and those
-// without a description.
+// SchemaFields returns the wire paths of all fields of the schema, and of those without a
+// description.
 func SchemaFields() (all, undescribed []string) {
 	known := notes()
-	d := &decoder{places: map[string]place{}, seen: map[string]string{}, notes: known}
+	d := &decoder{places: map[string]place{}, seen: map[string]string{}, notes: known, defs: newDefinitions()}
 	paths := map[string]bool{}
 	d.visited = func(wire string) { paths[stripped(wire)] = true }
 	d.document(&node{kind: mapping, probe: &probe{}})
@@ -260,8 +302,8 @@ func SchemaFields() (all, undescribed []string) {
 	return all, undescribed
 }
 
-// value is a document as the schema's validator takes it. A scalar's quotes are
-// not known any more; the schema takes a text wherever it takes a number.
+// value converts a document for the schema validator. The tree does not record whether a scalar was
+// quoted; the schema accepts a string wherever it accepts a number.
 func (n *node) value() any {
 	switch n.kind {
 	case scalar:
@@ -291,8 +333,8 @@ func (n *node) value() any {
 	return nil
 }
 
-// whereIs finds the place of an instance location; for a key that is too many it is
-// the key's own.
+// whereIs returns the line, column and path of an instance location. If extra is set, line and
+// column are those of that unknown key.
 func (n *node) whereIs(location []string, extra string) (line, col int, shown string) {
 	line, col = n.line, n.col
 	for _, part := range location {

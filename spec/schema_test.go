@@ -68,7 +68,7 @@ func TestSchemaFindsFaults(t *testing.T) {
 		{"id: a\ncontainer:\n  image: x\n  ports:\n    - {host: 1, contaner: 2}\n", `5:17: container.ports[0]: unknown field "contaner"`},
 		{"id: a\ncontainer:\n  image: x\n  restart: sometimes\n", "4:12: container.restart: must be one of no, always, on-failure, unless-stopped"},
 		{"id: a\ncount: 1001\ncontainer: {image: x}\n", "2:8: count: must be at most 1000"},
-		{"id: a\ncontainer: [x]\n", "2:12: container: is not"},
+		{"id: a\ncontainer: [x]\n", "2:12: container: is not valid here"},
 		{"id: a\ncontainer: {image: x, env: {A: hunter2, B: [hunter2]}}\n", "container.env.B: must be"},
 		{"id: a\nexclusive: perhaps\ncontainer: {image: x}\n", "2:12: exclusive: must match"},
 	} {

@@ -12,7 +12,7 @@ import (
 	fault "github.com/santhosh-tekuri/jsonschema/v6/kind"
 )
 
-// compiled is the schema ready to check documents; it never changes.
+// compiled is the compiled schema.
 var compiled = sync.OnceValues(func() (*jsonschema.Schema, error) {
 	text, err := Schema()
 	if err != nil {
@@ -29,14 +29,13 @@ var compiled = sync.OnceValues(func() (*jsonschema.Schema, error) {
 	return c.Compile(SchemaID)
 })
 
-// bySchema checks a document against the published schema, with the place of each
-// fault. The decoder says the same of most of them and with better words; what it
-// had to leave out after its first fault, such as a word that is none of those
-// allowed, is found here.
+// bySchema checks a document against the published schema and returns faults with line and column.
+// The decoder reports most of them with better messages. The schema adds faults that the decoder
+// skips after its first one, such as a word that is not allowed.
 func bySchema(root *node) Errors {
 	s, err := compiled()
 	if err != nil {
-		return Errors{{Line: root.line, Column: root.col, Rule: "the schema cannot be used: " + err.Error()}}
+		return Errors{{Line: root.line, Column: root.col, Rule: "the schema cannot be compiled:  " + err.Error()}}
 	}
 	var verr *jsonschema.ValidationError
 	if !errors.As(s.Validate(root.value()), &verr) {
@@ -61,9 +60,8 @@ func bySchema(root *node) Errors {
 	return out
 }
 
-// leaves visits the faults that matter: of several ways in which a value might
-// have been right it takes the one that its author had in mind, which is that
-// of the value's kind.
+// leaves visits the relevant faults. If a value matches none of several alternatives, it reports
+// the alternative of the value's own kind, which is the one that the author most likely meant.
 func leaves(e *jsonschema.ValidationError, visit func(*jsonschema.ValidationError)) {
 	if _, ok := e.ErrorKind.(*fault.AnyOf); ok {
 		var meant []*jsonschema.ValidationError
@@ -96,7 +94,7 @@ func isEnum(e *jsonschema.ValidationError) bool {
 	return ok
 }
 
-// ruleOf says what a value must be; never what it is, as it may be a secret.
+// ruleOf returns the violated rule. It never contains the value, which may be a secret.
 func ruleOf(k jsonschema.ErrorKind) string {
 	switch k := k.(type) {
 	case *fault.Enum:
@@ -114,5 +112,5 @@ func ruleOf(k jsonschema.ErrorKind) string {
 	case *fault.Type:
 		return "must be " + strings.Join(k.Want, " or ")
 	}
-	return "is not what a specification has here"
+	return "is not valid here"
 }
