@@ -11,11 +11,10 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// vmImages is where agents keep the disks of a VM that names no path
-// (contract/wire-agent.md).
+// vmImages is the folder in which agents create disks without a path (contract/wire-agent.md).
 const vmImages = "/var/lib/libvirt/images/"
 
-// ActualOf is the state that an agent tells.
+// ActualOf converts the state that an agent reports.
 func ActualOf(s agentv1.ActualState) fsm.Actual {
 	switch s {
 	case agentv1.ActualState_ACTUAL_STATE_PENDING:
@@ -30,11 +29,10 @@ func ActualOf(s agentv1.ActualState) fsm.Actual {
 	return fsm.ActualUnknown
 }
 
-// ToAgent translates a workload and its unsealed specification into the
-// agent's API, by the table of contract/wire-agent.md with its gaps closed:
-// privileged, CPU quota, disks of a VM, Git sources, and metadata without any
-// bookkeeping of ours. The caller adds epoch and node id, which belong to the
-// order and not to the workload.
+// ToAgent translates a workload and its unsealed specification into the agent's API
+// (contract/wire-agent.md). It also covers what that table leaves out: privileged, CPU quota, disks
+// of a VM, Git sources, and metadata without our own bookkeeping. The caller adds the epoch and the
+// node id, which belong to the order.
 func ToAgent(w *fsm.Workload, plain *controlv1.WorkloadSpec) *agentv1.ApplyWorkloadRequest {
 	out := &agentv1.ApplyWorkloadRequest{
 		Id:           w.ID,
@@ -72,7 +70,7 @@ func agentContainer(s *controlv1.WorkloadSpec) *agentv1.ContainerSpec {
 		Command: c.GetCommand(),
 		Env:     c.GetEnv(),
 		Resources: &agentv1.ResourceLimits{
-			// Shares for legacy v1 agents, the quota for ours.
+			// CPU shares are for legacy v1 agents, the quota is for our agents.
 			CpuShares:     r.GetCpuMillicores(),
 			CpuMillicores: r.GetCpuMillicores(),
 			MemoryBytes:   r.GetMemoryMb() << 20,
@@ -108,12 +106,12 @@ func agentCompose(id string, s *controlv1.WorkloadSpec) *agentv1.ComposeSpec {
 		out.SourceType, out.GitRepo, out.GitRef, out.GitCredentials = sourceGit, c.GetGitRepo(), c.GetGitRef(), c.GetGitCredentials()
 		return out
 	}
-	// base64: the only form that every legacy v1 agent understands.
+	// Base64 is the only form that every legacy v1 agent understands.
 	out.ComposeYaml = base64.StdEncoding.EncodeToString([]byte(plainCompose(c.GetInlineYaml())))
 	return out
 }
 
-// inPool puts local volumes where placement reserved them: in the workload's storage pool.
+// inPool puts local volumes into the workload's storage pool, where placement reserved their size.
 func inPool(volumes []*agentv1.ManagedVolumeSpec, s *controlv1.WorkloadSpec) []*agentv1.ManagedVolumeSpec {
 	for _, v := range volumes {
 		if driverOf(v.GetDriver()) == "local" {
@@ -123,8 +121,8 @@ func inPool(volumes []*agentv1.ManagedVolumeSpec, s *controlv1.WorkloadSpec) []*
 	return volumes
 }
 
-// projectName makes an id a Compose project name: lower-case letters, digits,
-// '-' and '_', beginning with a letter or digit.
+// projectName converts an id to a Compose project name: lower-case letters, digits, '-' and '_',
+// beginning with a letter or digit.
 func projectName(id string) string {
 	name := strings.Map(func(r rune) rune {
 		switch {

@@ -17,8 +17,8 @@ func isGit(c *controlv1.ComposeSpec) bool {
 	return strings.EqualFold(strings.TrimSpace(c.GetSourceType()), sourceGit)
 }
 
-// plainCompose undoes base64, which some clients send. A Compose file always
-// has a colon and base64 never does, so there is nothing to guess.
+// plainCompose decodes base64, which some clients send. A Compose file always has a colon and
+// base64 never does.
 func plainCompose(text string) string {
 	packed := strings.Join(strings.Fields(text), "")
 	if packed == "" || strings.ContainsRune(packed, ':') {
@@ -31,8 +31,7 @@ func plainCompose(text string) string {
 	return string(raw)
 }
 
-// composeServices reads a Compose file as far as the edge cares: that it is
-// one, and its services.
+// composeServices checks that a text is a Compose file and returns its services.
 func composeServices(text string) (*node, error) {
 	c := chunk{text: text}
 	root, err := c.tree()
@@ -57,7 +56,7 @@ func composeServices(text string) (*node, error) {
 	return nil, fmt.Errorf("must be a Compose file: it has no services")
 }
 
-// enabledServices are those of an inline Compose file that its profiles enable.
+// enabledServices returns the services of an inline Compose file that its profiles enable.
 func enabledServices(c *controlv1.ComposeSpec) []*node {
 	services, err := composeServices(c.GetInlineYaml())
 	if err != nil {
@@ -76,9 +75,9 @@ func enabledServices(c *controlv1.ComposeSpec) []*node {
 	return out
 }
 
-// composePorts are the host ports that an inline Compose file publishes with the
-// profiles that it enables, and the names of its ports, as far as they stand in the
-// text: a variable or a range without a fixed port is left to the engine to judge.
+// composePorts returns the host ports and port names of the enabled services of an inline Compose
+// file. It skips ports that only the engine can resolve: variables, and ranges without a fixed
+// port.
 func composePorts(c *controlv1.ComposeSpec) []*controlv1.Port {
 	var out []*controlv1.Port
 	for _, service := range enabledServices(c) {
@@ -117,7 +116,7 @@ func composePort(n *node) []*controlv1.Port {
 	} else {
 		var text string
 		text, protocol, _ = strings.Cut(n.text, "/")
-		// [address:]host:container; an IPv6 address stands in brackets.
+		// [address:]host:container; an IPv6 address is in brackets.
 		cut := strings.LastIndexByte(text, ':')
 		if cut < 0 {
 			return nil
@@ -128,7 +127,7 @@ func composePort(n *node) []*controlv1.Port {
 	low, high, isRange := strings.Cut(published, "-")
 	first, err := strconv.ParseUint(strings.TrimSpace(low), 10, 16)
 	if err != nil || first == 0 {
-		if published == "" && name != "" { // the engine chooses; the name is kept
+		if published == "" && name != "" { // the engine chooses the port; keep the name
 			return []*controlv1.Port{{ContainerPort: target, Protocol: protocolOf(protocol), Name: name}}
 		}
 		return nil
@@ -146,9 +145,8 @@ func composePort(n *node) []*controlv1.Port {
 	return out
 }
 
-// composeLimits is the sum of what the services of an inline Compose file are limited to, in
-// millicores and MiB, for every copy of those that the profiles enable. As with ports, only what
-// stands in the text counts.
+// composeLimits returns the sum of the limits of the enabled services of an inline Compose file, in
+// millicores and MiB, for all of their replicas. It ignores limits that contain variables.
 func composeLimits(c *controlv1.ComposeSpec) (cpu, memory int64) {
 	for _, service := range enabledServices(c) {
 		copies := int64(1)
@@ -180,7 +178,7 @@ func composeLimits(c *controlv1.ComposeSpec) (cpu, memory int64) {
 	return min(cpu, maxComposeLimit), min(memory, maxComposeLimit)
 }
 
-// maxComposeLimit keeps a sum of absurd limits from running over.
+// maxComposeLimit bounds the sum of limits, so that it cannot overflow.
 const maxComposeLimit = 1 << 40
 
 func composeEnabled(profiles *node, enabled map[string]bool) bool {
@@ -195,7 +193,7 @@ func composeEnabled(profiles *node, enabled map[string]bool) bool {
 	return false
 }
 
-// at is what a path of keys leads to, nil if it leads nowhere.
+// at returns the value at a path of keys, nil if there is none.
 func (n *node) at(keys ...string) *node {
 	for _, key := range keys {
 		if n == nil || n.kind != mapping {
@@ -219,9 +217,9 @@ func textOf(n *node) string {
 	return n.text
 }
 
-// splitGit takes the credentials out of a repository URL: all of its user part
-// when it holds a password or the scheme is http(s), where a lone user is a
-// token. The user of ssh and of git@host:path is no secret.
+// splitGit cuts the credentials out of a repository URL. The user part is secret if it holds a
+// password or if the scheme is http(s), where a user without password is a token. The user of ssh
+// URLs and of git@host:path is not secret.
 func splitGit(repo string) (before, secret, after string) {
 	u, err := url.Parse(repo)
 	if err != nil || u.User == nil || u.Host == "" {

@@ -13,37 +13,35 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// Sealer keeps secrets: pki.Key is one.
+// Sealer seals secrets; *pki.Key implements it.
 type Sealer interface {
-	// Seal encrypts and binds to a context; Open needs the same context.
+	// Seal encrypts plaintext and binds it to context; Open needs the same context.
 	Seal(plaintext, context []byte) (string, error)
 	Open(sealed string, context []byte) ([]byte, error)
-	// ContentHash is a keyed hash: without the key nobody can tell a short
-	// secret from its digest.
+	// ContentHash returns a keyed hash, so that nobody without the key can guess a short secret
+	// from its digest.
 	ContentHash() hash.Hash
 }
 
-// ErrNoKey: the specification holds secrets and there is no key to keep them.
+// ErrNoKey is returned if the specification holds secrets and there is no key to seal them.
 var ErrNoKey = errors.New("the specification holds secrets, and this scheduler has no sealing key")
 
-// contentHeader versions the encoding below. Another encoding is another
-// header and another prefix, never a change of this one: contents are compared
-// with what ran for years.
+// contentHeader is the version of the encoding below. Stored contents are compared for years, so a
+// new encoding needs a new header and prefix.
 const contentHeader = "persys content 1\n"
 
-// Content identifies what a node would run: "c1:" and 64 hex digits. The
-// package comment says what belongs to it. The specification must be plain
-// (unsealed) and normalised. The key may be nil if there are no secrets.
+// Content identifies what a node runs: "c1:" and 64 hex digits. The package comment lists what it
+// covers. The specification must be plain (unsealed) and normalised. The key may be nil if there
+// are no secrets.
 //
-// The encoding is a sequence of records — path, kind, value, with the lengths
-// of path and value — in a fixed order of fields, maps sorted by key. A field
-// at its zero value has no record, so a field added later changes no existing
-// content. A secret's value is its keyed hash.
+// The encoding is a sequence of records (path, kind, value, with the lengths of path and value) in
+// a fixed order of fields, with maps sorted by key. A field at its zero value has no record, so a
+// new field does not change existing contents. A secret is recorded as its keyed hash.
 func Content(s *controlv1.WorkloadSpec, key Sealer) (string, error) {
 	return contentWith(s, key, fullImage(s.GetContainer().GetImage()))
 }
 
-// contentWith is Content for a caller that has read the image already.
+// contentWith is Content with the image already spelled out.
 func contentWith(s *controlv1.WorkloadSpec, key Sealer, image string) (string, error) {
 	e := encoders.Get().(*encoder)
 	defer e.release()
@@ -78,23 +76,23 @@ func contentWith(s *controlv1.WorkloadSpec, key Sealer, image string) (string, e
 	return string(content[:]), nil
 }
 
-// encoders keep their room from one specification to the next.
+// encoders reuses buffers.
 var encoders = sync.Pool{New: func() any { return &encoder{buf: make([]byte, 0, 1024)} }}
 
-// maxKept is the largest room that is kept.
-const maxKept = 64 << 10
+// maxReused is the largest buffer in bytes that is reused.
+const maxReused = 64 << 10
 
 func (e *encoder) release() {
-	if cap(e.buf) > maxKept {
+	if cap(e.buf) > maxReused {
 		return
 	}
-	clear(e.buf) // of what may be nobody else's to read
+	clear(e.buf) // it may hold private data
 	*e = encoder{buf: e.buf[:0]}
 	encoders.Put(e)
 }
 
-// shownMetadata says which metadata become labels on the container: blank
-// values never did, and keys of our own prefix are ours to write.
+// shownMetadata reports whether a metadata entry becomes a label of the container. Blank values and
+// keys with our own prefix do not.
 func shownMetadata(k, v string) bool {
 	return !strings.HasPrefix(k, "persys.") && strings.TrimSpace(v) != ""
 }
@@ -108,7 +106,7 @@ type encoder struct {
 
 func (e *encoder) record(path string, kind byte, value string) { e.recordAt(path, "", kind, value) }
 
-// recordAt records the path "path.key", or path alone when there is no key.
+// recordAt records the path "path.key", or path if key is empty.
 func (e *encoder) recordAt(path, key string, kind byte, value string) {
 	n := len(path)
 	if key != "" {
@@ -143,8 +141,8 @@ func (e *encoder) flag(path string, v bool) {
 	}
 }
 
-// secret records the keyed hash of path and value: equal values of two fields
-// do not show either.
+// secret records the keyed hash of path and value. The path is included so that equal secrets in
+// two fields have different hashes.
 func (e *encoder) secret(path, value string) { e.secretAt(path, "", value) }
 
 func (e *encoder) secretAt(path, key, value string) {
@@ -170,8 +168,7 @@ func (e *encoder) secretAt(path, key, value string) {
 	e.recordAt(path, key, 's', string(e.mac.Sum(sum[:0])))
 }
 
-// pairs records the size first and every key, so that an empty value is not
-// the same as none.
+// pairs records the size and every key, so that an empty value differs from a missing key.
 func (e *encoder) pairs(path string, m map[string]string, secret bool) {
 	if len(m) == 0 {
 		return
@@ -191,7 +188,7 @@ func (e *encoder) pairs(path string, m map[string]string, secret bool) {
 
 func (e *encoder) container(s *controlv1.WorkloadSpec, image string) {
 	c := s.GetContainer()
-	// Both become limits on the container.
+	// CPU and memory become limits of the container.
 	e.number("cpu_millicores", s.GetResources().GetCpuMillicores())
 	e.number("memory_mb", s.GetResources().GetMemoryMb())
 	e.text("image", image)
@@ -237,7 +234,7 @@ func (e *encoder) compose(c *controlv1.ComposeSpec) {
 	e.text("git_ref", c.GetGitRef())
 	e.secret("inline_yaml", c.GetInlineYaml())
 	e.pairs("env", c.GetEnv(), true)
-	// Absent from what was hashed before the field existed.
+	// Fields that were added later have no record when empty, so that older contents stay equal.
 	if name := c.GetGitCredentials(); name != "" {
 		e.text("git_credentials", name)
 	}
@@ -246,7 +243,7 @@ func (e *encoder) compose(c *controlv1.ComposeSpec) {
 	}
 }
 
-// vm encodes the VM that is meant, so that both ways to write it agree.
+// vm encodes the effective VM, so that both forms of the same VM have the same content.
 func (e *encoder) vm(s *controlv1.WorkloadSpec) {
 	v, fromMetadata := vmOf(s)
 	if v == nil {
@@ -254,7 +251,7 @@ func (e *encoder) vm(s *controlv1.WorkloadSpec) {
 	}
 	e.text("name", v.GetName())
 	e.number("vcpus", int64(v.GetVcpus()))
-	// Not in what was hashed before quotas were kept: a VM with one is another when it is applied again.
+	// Older contents lack the quota, so a VM with a quota is recreated when it is applied again.
 	e.number("cpu_millicores", vmQuota(s, v))
 	e.number("memory_mb", v.GetMemoryMb())
 	e.text("os_image", v.GetOsImage())
@@ -268,7 +265,7 @@ func (e *encoder) vm(s *controlv1.WorkloadSpec) {
 		e.flag("disks.boot", d.GetBoot())
 		if !fromMetadata {
 			e.text("disks.pool_name", s.GetVm().GetDisks()[i].GetPoolName())
-		} else if d.GetPool() != "" { // absent from what was hashed before the field existed
+		} else if d.GetPool() != "" { // a later field, see compose
 			e.text("disks.pool_name", d.GetPool())
 		}
 	}
@@ -282,7 +279,7 @@ func (e *encoder) vm(s *controlv1.WorkloadSpec) {
 	for _, part := range cloudInitParts(v.GetCloudInitConfig()) {
 		e.secret("cloud_init."+part.name, *part.text)
 	}
-	if l := v.GetLogin(); l != nil { // absent from what was hashed before the field existed
+	if l := v.GetLogin(); l != nil { // a later field, see compose
 		e.text("login.user", l.GetUser())
 		e.secret("login.password", l.GetPassword())
 		for _, k := range l.GetSshAuthorizedKeys() {
@@ -292,7 +289,7 @@ func (e *encoder) vm(s *controlv1.WorkloadSpec) {
 	e.volumes(toControlVolumes(v.GetManagedVolumes()))
 }
 
-// fullImage is the image in full, or as it is when it is no reference.
+// fullImage returns the full image reference, or the text itself if it is not a valid reference.
 func fullImage(image string) string {
 	full, err := readImage(image)
 	if err != nil {

@@ -11,13 +11,13 @@ import (
 	"github.com/persys/compute/fsm/bounds"
 )
 
-// DemandOf is all that the planner gets to know of a plain, normalised
-// specification (spec/DESIGN.md). Every list is sorted.
+// DemandOf returns the demand of a plain, normalised specification, which is all that the planner
+// sees (DESIGN, decision 16). Every list is sorted.
 //
-// A VM that asks for no resources of its own reserves what its guest is given, and never less memory
-// than that; an inline Compose stack what its services are limited to.
-// Labels are requirements on the node (contract/semantics.md section 4). local
-// is not among the storage drivers: every node has it.
+// A VM without resources of its own reserves those of its guest, and never less memory than the
+// guest has. An inline Compose stack reserves the limits of its services. Labels are requirements
+// on the node (contract/semantics.md section 4). The storage driver local is left out, because
+// every node has it.
 func DemandOf(s *controlv1.WorkloadSpec) *commandv1.Demand {
 	r := s.GetResources()
 	d := &commandv1.Demand{
@@ -52,7 +52,7 @@ func DemandOf(s *controlv1.WorkloadSpec) *commandv1.Demand {
 		v, _ := vmOf(s)
 		volumes = v.GetManagedVolumes()
 		d.CpuMillicores = cmp.Or(d.CpuMillicores, v.GetCpuMillicores(), int64(v.GetVcpus())*1000)
-		// Nothing can give a guest less than its memory.
+		// A guest needs all of its memory.
 		d.MemoryMib = max(d.MemoryMib, v.GetMemoryMb())
 		if d.DiskGb == 0 {
 			for _, disk := range v.GetDisks() {

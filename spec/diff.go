@@ -12,13 +12,13 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// Difference is one field of two specifications, by its wire path; a side that
-// does not set it is empty.
+// Difference is a field that differs between two specifications, by its wire path. An unset side is
+// empty.
 type Difference struct{ Field, Before, After string }
 
-// Diff compares two specifications field by field, sorted by path; nil is an
-// empty one. Redact both first when people see the result: secrets that differ
-// are then not listed.
+// Diff compares two specifications field by field and returns the differences sorted by path. Nil
+// is an empty specification. Redact both before showing the result to users; then differing secrets
+// are not listed.
 func Diff(before, after *controlv1.WorkloadSpec) []Difference {
 	a, b := flat(before), flat(after)
 	var out []Difference
@@ -36,7 +36,7 @@ func Diff(before, after *controlv1.WorkloadSpec) []Difference {
 	return out
 }
 
-// flat is a specification as path and text of each field that is set.
+// flat returns the path and text of each field that is set.
 func flat(s *controlv1.WorkloadSpec) map[string]string {
 	out := map[string]string{}
 	if s == nil {

@@ -1,6 +1,6 @@
-// Package spec is the edge: all that a workload's specification means before it
-// becomes opaque bytes in the log (spec/DESIGN.md). A new kind of workload
-// touches this package and a driver, and nothing between.
+// Package spec handles workload specifications: it parses, validates, normalises and seals them
+// before they become opaque bytes in the log (DESIGN, decision 16), and translates them for agents
+// and views. A new workload type needs changes in this package and a driver only.
 //
 //	file ─Parse→ request ─Prepare→ command           (apply)
 //	record ─Unseal→ specification ─ToAgent→ order    (leader to agent)
@@ -8,15 +8,14 @@
 //
 // # The file
 //
-// YAML or JSON, one document or several. Fields are written flat, with the
-// words that people know from other tools; the names of control.v1 (in
-// snake_case or protobuf's JSON form, nested under spec or not) are understood
-// as well, so what an API client sends can be put in a file.
+// YAML or JSON, one document or several. Fields are flat and named as in other tools. The names of
+// control.v1 (in snake_case or protobuf's JSON form, nested under spec or not) are accepted too, so
+// a request of an API client can be put in a file.
 //
 //	id: web                      # workload_id: required
-//	type: container              # container, compose or vm; known from which of them is given
+//	type: container              # container, compose or vm; default is the one that is given
 //	desired: running             # running, stopped or deleted
-//	revision: r42                # the caller's own name, stored and shown
+//	revision: r42                # the caller's own revision name, stored and shown
 //	resources:
 //	  cpu: 250m                  # or 0.25; cpu_millicores: 250
 //	  memory: 128Mi              # memory_mb: 128
@@ -24,7 +23,7 @@
 //	  storage_pool: fast
 //	container:
 //	  image: nginx:1.27
-//	  command: [nginx, -g, daemon off;]        # or one text, split like a shell does
+//	  command: [nginx, -g, daemon off;]        # or one string, split as a shell does
 //	  env: {MODE: demo}                        # or ["MODE=demo"]
 //	  ports: ["8080:80", "53:53/udp", "9000", {host: 443, container: 8443, protocol: tcp, name: https}]
 //	  volumes: ["/srv/www:/usr/share/nginx/html:ro", {host: /a, container: /b, read_only: true}]
@@ -43,61 +42,62 @@
 //	  cloud_init: {user_data: "#cloud-config…"}  # or the user data itself; or user_data_file
 //	  login: {user: ops, ssh_keys: [ssh-ed25519 AAAA… me]}  # and password, or password_file
 //	metadata: {app: web}         # labels on the container
-//	labels: {zone: a}            # the node must carry them (contract/semantics.md section 4)
+//	labels: {zone: a}            # required on the node (contract/semantics.md section 4)
 //	constraints: ["region = eu", "disk in ssd,nvme", "gpu exists", {key, operator, values}]
 //	tolerations: ["dedicated=web:NoSchedule", {key, value, effect}]
-//	group: front                 # kept apart by placement
-//	namespace: shop              # where it belongs; default unless said
+//	group: front                 # members are spread over nodes
+//	namespace: shop              # default is "default"
 //	count: 3                     # web-0, web-1, web-2 in group web
-//	update: {max_parallel: 1, min_healthy_time: 10s, healthy_deadline: 5m, auto_revert: false} # of
-//	                             # the members of a count; without it all change at once
+//	update: {max_parallel: 1, min_healthy_time: 10s, healthy_deadline: 5m, auto_revert: false} # for a
+//	                             # count; without it all members change at once
 //	priority: 0                  # -1000 to 1000, higher first
 //	health_check: {http: /ready, port: 80, interval: 10s} # or tcp: true, or command: [...]; timeout,
 //	                             # retries, start_period
-//	exclusive: false             # never run by two machines; VMs always are
+//	exclusive: false             # never runs on two nodes at once; always true for VMs
 //	on_lost_lease: keep          # or stop; exclusive workloads only
 //
 // Sizes are powers of 1024 in every spelling (Mi, MiB, MB, M), because the
-// API's own fields count MiB and GiB; they are rounded up. A size without a
-// unit is an error. Aliases, anchors and `<<` work; what an alias
-// stands for counts each time among the 200,000 values that a document may have.
+// API's own fields count MiB and GiB; they are rounded up. A size without a unit is an error.
+// Aliases, anchors and `<<` work. A document may have 200,000 values; the values behind an alias
+// count for each alias.
 //
-// Parse reports every fault of every document with its line and column; over
-// the wire, Validate reports the same rules by the fields' wire names.
+// Parse reports every fault of every document with line and column. For requests over the wire,
+// Validate checks the same rules and reports wire names.
 //
 // # Content
 //
-// Content says whether a node has to make a workload anew (spec/DESIGN.md). It
-// covers what the node is given to run: type, image (spelled out in full),
+// Content decides whether a node has to recreate a workload (decision 17). It covers the fields that
+// the node runs: type, full image reference,
 // command, environment, ports, volumes, restart policy, privileged, the CPU and
 // memory limits of a container, metadata that becomes labels, a Compose file
 // or Git source, a VM's hardware and CPU quota, disks, networks and cloud-init.
 //
-// It leaves out the workload's id (the members of a count share one content),
-// the desired state (starting and stopping recreates nothing), the caller's
-// revision (legacy v1 CLIs send a constant), and what only the planner reads:
-// group, namespace, count, priority, labels, constraints, tolerations, exclusive,
-// on_lost_lease, disk, storage_pool, and the other resources of a Compose project
-// or VM. All of these are in the demand. So a put changes something exactly when
-// content, demand or desired state differ from the record; the stored bytes
-// must not be compared, because sealing is random.
+// It does not cover:
 //
-// The encoding is our own, versioned by its header and by the prefix "c1:",
-// because protobuf's bytes are not stable across versions. Secrets enter as
-// keyed hashes. testdata/content.golden holds examples, which never change.
+//   - the workload's id: the members of a count share one content
+//   - the desired state: starting and stopping recreates nothing
+//   - the caller's revision: legacy v1 CLIs send a constant
+//   - the fields that only the planner reads: group, namespace, count, priority, labels, constraints,
+//     tolerations, exclusive, on_lost_lease, disk, storage_pool, and the other resources of a Compose
+//     project or VM. They are in the demand.
+//
+// So a put is a change if and only if content, demand or desired state differ from the record. The
+// stored bytes must not be compared, because sealing is random.
+//
+// The encoding is our own, because protobuf's bytes are not stable across versions. Its header and
+// the prefix "c1:" are its version. Secrets are included as keyed hashes. The examples in
+// testdata/content.golden must never change.
 //
 // # Secrets
 //
 // Environment values, the text of a Compose file, credentials in a Git URL,
-// cloud-init, and a VM given under the reserved key are sealed before they
-// leave this package for the log, each bound to its workload and field. Views
-// show "***" in their place; Validate refuses that marker, because applying a
-// view would replace every secret by it.
+// cloud-init, and a VM under the reserved key are sealed before they go to the log. Each sealed value
+// is bound to its workload and field. Views show "***" instead. Validate refuses that marker, because
+// applying a view would replace every secret by it.
 //
 // # Virtual machines in two forms
 //
-// Legacy v1 clients may put a whole VM, in the agent API's words, in metadata
-// under persys.vm_spec_b64. It then replaces vm. We keep it there, sealed, as
-// it can say more than vm can, with vm as its picture for views; it never
-// reaches the labels of a container.
+// Legacy v1 clients may put a whole VM, in the agent API's field names, in metadata under
+// persys.vm_spec_b64. It replaces vm. It is stored there, sealed, because it can express more than
+// vm; vm then holds a copy for views. It never becomes a label of a container.
 package spec

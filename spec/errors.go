@@ -8,24 +8,24 @@ import (
 	"unicode/utf8"
 )
 
-// ErrBlankID is the one fault of an apply that is a gRPC InvalidArgument
-// (contract/wire-control.md, "Outcomes per RPC"); all others are Errors and
-// travel in-band as INVALID_SPEC.
+// ErrBlankID is the only fault of an apply that is a gRPC InvalidArgument
+// (contract/wire-control.md, "Outcomes per RPC"). All others are Errors, which the response carries
+// as INVALID_SPEC.
 var ErrBlankID = errors.New("workload_id: must not be empty")
 
-// FieldError is one rule that one field breaks.
+// FieldError says which rule a field breaks.
 type FieldError struct {
-	File         string // "" when the request came over the wire
-	Line, Column int    // from 1; 0 when unknown
-	Field        string // as its author wrote it, e.g. container.ports[0]
-	Rule         string // e.g. "must be 1 to 65535"
-	Value        string // what was given; empty for secrets and for missing fields
+	File         string // "" if the request came over the wire
+	Line, Column int    // from 1; 0 if unknown
+	Field        string // as the author wrote it, for instance container.ports[0]
+	Rule         string // for instance "must be 1 to 65535"
+	Value        string // the given value; empty for secrets and missing fields
 	Suggestion   string // the nearest known name, for unknown fields and words
 
-	path string // the field's path by its names on the wire, to find its line
+	path string // the field's wire path, to find its line
 }
 
-// Error is one line: place, field, rule, value, suggestion.
+// Error returns one line: position, field, rule, value, suggestion.
 func (e FieldError) Error() string {
 	var b strings.Builder
 	if e.File != "" {
@@ -52,11 +52,11 @@ func (e FieldError) Error() string {
 	return b.String()
 }
 
-// Errors is everything that is wrong with one or more documents, in the order
-// of the text. It is never empty when it is returned as an error.
+// Errors holds all faults of one or more documents in the order of the text. It is never empty if
+// it is returned as an error.
 type Errors []FieldError
 
-// Error has one line for each fault.
+// Error returns one line per fault.
 func (e Errors) Error() string {
 	lines := make([]string, len(e))
 	for i := range e {
@@ -65,7 +65,7 @@ func (e Errors) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// maxErrors bounds a report: the hundredth fault helps nobody.
+// maxErrors is the most faults that are reported.
 const maxErrors = 100
 
 func (e *Errors) add(path, rule, value string) {
@@ -74,7 +74,7 @@ func (e *Errors) add(path, rule, value string) {
 	}
 }
 
-// addf is add with a rule that has parts.
+// addf is add with a formatted rule.
 func (e *Errors) addf(path, value, rule string, args ...any) {
 	e.add(path, fmt.Sprintf(rule, args...), value)
 }
@@ -88,7 +88,7 @@ func (e Errors) byPlace() {
 	})
 }
 
-// asError is nil for no faults, so that a nil Errors is a nil error.
+// asError returns nil if there are no faults, so that an empty Errors is a nil error.
 func (e Errors) asError() error {
 	if len(e) == 0 {
 		return nil

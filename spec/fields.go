@@ -9,7 +9,7 @@ import (
 	"github.com/persys/compute/spec/quantity"
 )
 
-// arms of a document, before the one that is present becomes the oneof.
+// arms holds the alternatives of a document before the given one becomes the oneof.
 type arms struct {
 	container *controlv1.ContainerSpec
 	compose   *controlv1.ComposeSpec
@@ -18,8 +18,8 @@ type arms struct {
 
 var desiredWords = []string{"running", "stopped", "stop", "deleted", "delete"}
 
-// document decodes one request: our flat form, the wire's nested one, or a mix
-// that sets nothing twice.
+// document decodes one request in the flat form, in the nested form of the wire, or in a mix that
+// sets no field twice.
 func (d *decoder) document(n *node) *controlv1.ApplyWorkloadRequest {
 	d.places[""] = place{line: n.line, col: n.col}
 	req, s, a := &controlv1.ApplyWorkloadRequest{}, &controlv1.WorkloadSpec{}, &arms{}
@@ -67,8 +67,8 @@ func (d *decoder) document(n *node) *controlv1.ApplyWorkloadRequest {
 	return req
 }
 
-// desired accepts the contract's words only: over the wire any other word
-// means Running, but in a file it is a typing mistake.
+// desired accepts the words of the contract only. Over the wire any other word means Running; in a
+// file it is an error.
 func (d *decoder) desired(n *node, here where) string {
 	word := strings.ToLower(strings.TrimSpace(d.str(n, here)))
 	for _, w := range desiredWords {
@@ -106,12 +106,11 @@ func (d *decoder) specFields(s *controlv1.WorkloadSpec, a *arms) []field {
 }
 
 const (
-	mib = 20 // shift of a MiB
+	mib = 20 // shift from bytes to MiB
 	gib = 30
 )
 
-// size reads a quantity with a unit, or the wire's plain number under the
-// wire's own name.
+// size reads a quantity with a unit, or a plain number if the field has its wire name.
 func (d *decoder) size(name string, n *node, here where, shift uint, example string) int64 {
 	if strings.HasSuffix(name, "_mb") || strings.HasSuffix(name, "_gb") {
 		return d.integer(n, here, 64)
@@ -164,8 +163,7 @@ func (d *decoder) container(n *node, here where) *controlv1.ContainerSpec {
 	return c
 }
 
-// command is a list, or one text split at blanks outside quotes, as Compose
-// does it.
+// command reads a list, or one string that it splits at blanks outside of quotes, as Compose does.
 func (d *decoder) command(n *node, here where) []string {
 	if n.kind != scalar {
 		return d.words(n, here)
@@ -216,8 +214,7 @@ func splitWords(s string) ([]string, error) {
 	return out, nil
 }
 
-// port reads "8080:80", "53:53/udp", "80" (the engine chooses the host port)
-// or a mapping.
+// port reads "8080:80", "53:53/udp", "80" (the engine chooses the host port), or a mapping.
 func (d *decoder) port(n *node, here where) *controlv1.Port {
 	p := &controlv1.Port{}
 	if n.kind == mapping {

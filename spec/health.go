@@ -28,7 +28,7 @@ func (d *decoder) healthCheck(n *node, here where) *controlv1.HealthCheck {
 	return c
 }
 
-// seconds reads a duration such as 10s, or the wire's whole number under the wire's own name.
+// seconds reads a duration such as 10s, or a whole number if the field has its wire name.
 func (d *decoder) seconds(into *int32) func(string, *node, where) {
 	return func(name string, n *node, at where) {
 		if strings.HasSuffix(name, "_seconds") {
@@ -44,7 +44,7 @@ func (d *decoder) seconds(into *int32) func(string, *node, where) {
 	}
 }
 
-// healthCheck judges a check.
+// healthCheck validates a health check.
 func (e *Errors) healthCheck(s *controlv1.WorkloadSpec) {
 	c := s.GetHealthCheck()
 	if c == nil {
@@ -87,8 +87,8 @@ func (e *Errors) healthCheck(s *controlv1.WorkloadSpec) {
 	e.between(at+".start_period_seconds", int64(c.GetStartPeriodSeconds()), 0, 3600, "")
 }
 
-// healthCheck is part of the content, so that a changed check reaches the agent; the agent makes no
-// instance anew for it.
+// healthCheck adds the check to the content, so that a changed check reaches the agent. The agent
+// does not recreate the workload for it.
 func (e *encoder) healthCheck(c *controlv1.HealthCheck) {
 	if c == nil {
 		return

@@ -6,10 +6,10 @@ import (
 	"github.com/distribution/reference"
 )
 
-// readImage spells an image with registry and tag, so that "nginx" and
-// "docker.io/library/nginx:latest" are one content. The library decides what a
-// reference is; its regular expressions cost more than all the rest of an apply,
-// so the plain form that nearly all references have is read by hand.
+// readImage returns an image reference with registry and tag, so that "nginx" and
+// "docker.io/library/nginx:latest" have the same content. The library decides which references are
+// valid. Its regular expressions cost more than the rest of an apply, so the common form is parsed
+// here.
 func readImage(image string) (string, error) {
 	if full, ok := plainImage(image); ok {
 		return full, nil
@@ -21,13 +21,13 @@ func readImage(image string) (string, error) {
 	return reference.TagNameOnly(named).String(), nil
 }
 
-// maxPlain is far below the library's own limit on names.
+// maxPlain is far below the library's limit on names.
 const maxPlain = 200
 
-// plainImage reads [domain/]path[:tag][@sha256:digest] of lower-case names with
-// single separators. It says no to whatever is less plain, right or wrong.
+// plainImage parses [domain/]path[:tag][@sha256:digest] with lower-case names and single
+// separators. It returns false for every other reference, valid or not.
 func plainImage(image string) (full string, ok bool) {
-	if len(image) > maxPlain || len(image) == 64 { // 64 hex digits are an id, not a name
+	if len(image) > maxPlain || len(image) == 64 { // 64 hex digits are an image id
 		return "", false
 	}
 	name, digest, pinned := strings.Cut(image, "@")
@@ -43,7 +43,7 @@ func plainImage(image string) (full string, ok bool) {
 	case !slash:
 		path, prefix = name, "docker.io/library/"
 	case domain == "docker.io" || domain == "index.docker.io" || domain == "localhost":
-		return "", false // they have rules of their own
+		return "", false // these forms have other rules
 	case strings.ContainsAny(domain, ".:"):
 		host, port, hasPort := strings.Cut(domain, ":")
 		if hasPort && (port == "" || strings.Trim(port, "0123456789") != "") || !plainName(host, '.', '-', '-') {
@@ -71,9 +71,9 @@ func plainImage(image string) (full string, ok bool) {
 	return full, true
 }
 
-// plainName is lower-case letters and digits with single separators between.
+// plainName reports whether s is lower-case letters and digits with single separators between them.
 func plainName(s string, separators ...byte) bool {
-	last := true // a separator may not come first
+	last := true // a name may not begin with a separator
 	for i := 0; i < len(s); i++ {
 		c := s[i]
 		sep := c == separators[0] || c == separators[1] || c == separators[2]

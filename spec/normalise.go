@@ -8,11 +8,9 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// Normalise rewrites a valid specification in place to the one spelling that
-// is stored: defaults filled in, words in lower case, lists without order
-// sorted, a VM from the reserved key in canonical form. It is idempotent and
-// changes no meaning. Lists whose order matters (command, disks, networks)
-// keep it.
+// Normalise rewrites a valid specification in place to the stored form: defaults filled in, words
+// in lower case, unordered lists sorted, and a VM from the reserved key in canonical form. It is
+// idempotent and does not change the meaning. It keeps the order of commands, disks and networks.
 func Normalise(s *controlv1.WorkloadSpec) {
 	if s == nil {
 		return
@@ -145,8 +143,7 @@ func normaliseCompose(c *controlv1.ComposeSpec) {
 	}
 }
 
-// normaliseVMSpec leaves exactly one form of the VM: vm, or, when the reserved
-// key was given, that key with vm as its picture.
+// normaliseVMSpec leaves one form of the VM: vm, or the reserved key with vm as its copy for views.
 func normaliseVMSpec(s *controlv1.WorkloadSpec) {
 	v, fromMetadata := vmOf(s)
 	if v == nil {
@@ -168,7 +165,7 @@ func normaliseVMSpec(s *controlv1.WorkloadSpec) {
 	for i, n := range vm.Networks {
 		n.Bridge, n.StaticIp = v.Networks[i].Network, v.Networks[i].IpAddress
 		if n.StaticIp == "" {
-			n.Dhcp = true // the contract's default, and all that is left
+			n.Dhcp = true // the contract's default
 		}
 	}
 	if v.CloudInitConfig == nil {

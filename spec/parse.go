@@ -10,33 +10,30 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// Limits of what is read.
+// Limits of the input.
 const (
 	// MaxSpec is the largest encoded WorkloadSpec, in bytes (RULES, "Sizes").
 	MaxSpec = 512 << 10
-	// MaxFile is the largest text that Parse takes, in bytes, all documents
-	// together.
+	// MaxFile is the largest text that Parse accepts, in bytes.
 	MaxFile = 4 << 20
 )
 
 // Options of Parse.
 type Options struct {
-	// ReadFile reads what `compose: {file: …}` and `cloud_init: {user_data_file: …}`
-	// name, relative to the specification. Nil refuses such fields: a server
-	// never reads files for a caller.
+	// ReadFile reads the files that `compose: {file: …}` and `cloud_init: {user_data_file: …}`
+	// name, relative to the specification. If it is nil, such fields are refused: a server must not
+	// read files for a caller.
 	ReadFile func(path string) ([]byte, error)
-	// Name names the stack that a Compose file becomes, before the file's own
-	// `name`; DefaultName after it.
+	// Name is the name of the stack that a Compose file becomes. It takes precedence over the
+	// `name` in the file, and DefaultName is used if there is neither.
 	Name, DefaultName string
-	// Env gives a Compose file its variables: what stands in the file .env beside
-	// it. May be nil.
+	// Env returns the variables of a Compose file, from the file .env beside it. It may be nil.
 	Env func() (map[string]string, error)
 }
 
-// Parse reads one or more documents of YAML or JSON, checks them, and returns
-// one request for each, in order. Its error is Errors: every fault of every
-// document, with file, line and column. The requests are as their author wrote
-// them; Prepare normalises.
+// Parse reads one or more YAML or JSON documents, checks them, and returns one request for each, in
+// order. Its error is Errors: every fault of every document, with file, line and column. The
+// requests are not normalised; Prepare does that.
 func Parse(file string, data []byte, options Options) ([]*controlv1.ApplyWorkloadRequest, error) {
 	var all Errors
 	if len(data) > MaxFile {
@@ -109,7 +106,7 @@ func Parse(file string, data []byte, options Options) ([]*controlv1.ApplyWorkloa
 	return out, nil
 }
 
-// addMissed adds the faults of places that none has been found at.
+// addMissed adds those faults whose position has no fault yet.
 func (d *decoder) addMissed(faults Errors) {
 	for _, f := range faults {
 		near := func(e FieldError) bool { return e.Line == f.Line && e.Column == f.Column }
@@ -124,22 +121,22 @@ type place struct {
 	shown     string
 }
 
-// decoder turns one document into a request and remembers where each field of
-// the request came from, so that Validate's findings get a line.
+// decoder turns one document into a request. It records the position of each field, so that faults
+// found by Validate get a line.
 type decoder struct {
 	file    string
 	options Options
 	errs    Errors
 	places  map[string]place  // by wire path
-	seen    map[string]string // wire path → the name it was set under
+	seen    map[string]string // wire path to the name that was used in the document
 
-	// When the schema is made (schema.go).
+	// Used only to generate the schema (schema.go).
 	notes   map[string]note
-	defs    *definitions // schema definitions; set with probes only
+	defs    *definitions // shared schemas of fields
 	visited func(wire string)
 }
 
-// where is a place in the document: the wire path and what its author wrote.
+// where is a path in the document: the wire path and the path as the author wrote it.
 type where struct{ wire, shown string }
 
 func (a where) index(i int) where {
@@ -156,9 +153,8 @@ func join(path, name string) string {
 	return path + "." + name
 }
 
-// field is one entry of an object: the names it goes by (our own first, then
-// those of the wire and of the field's other tools), its path on the wire, and
-// what to do with it. set gets the name that was used.
+// field is a possible entry of a mapping. names holds our name first, then those of the wire and of
+// other tools, separated by blanks. set is called with the name that was used.
 type field struct {
 	names string
 	wire  string
@@ -167,14 +163,14 @@ type field struct {
 
 func (d *decoder) fail(n *node, at where, rule, value string) {
 	if n.probe != nil {
-		return // a probe has no value that could be wrong
+		return // a probe has no value
 	}
 	if len(d.errs) < maxErrors {
 		d.errs = append(d.errs, FieldError{Line: n.line, Column: n.col, Field: at.shown, Rule: rule, Value: value, path: at.wire})
 	}
 }
 
-// object decodes a mapping by a table of fields.
+// object decodes a mapping with a table of fields.
 func (d *decoder) object(n *node, here where, fields []field) {
 	if n.probe != nil {
 		n.probe.object(d, n.kind, fields)
@@ -212,7 +208,7 @@ func (d *decoder) object(n *node, here where, fields []field) {
 			continue
 		}
 		if e.value.kind == null {
-			continue // unset, as everywhere in the API
+			continue // null leaves the field unset
 		}
 		d.seen[f.wire] = sub.shown
 		d.places[f.wire] = place{e.value.line, e.value.col, sub.shown}
@@ -220,7 +216,7 @@ func (d *decoder) object(n *node, here where, fields []field) {
 	}
 }
 
-// snake turns the lowerCamelCase of protobuf's JSON into the wire's names.
+// snake converts the lowerCamelCase of protobuf's JSON to wire names.
 func snake(s string) string {
 	if len(s) > 64 || strings.IndexFunc(s, func(r rune) bool { return r >= 'A' && r <= 'Z' }) < 0 {
 		return s
@@ -304,14 +300,14 @@ func (d *decoder) boolean(n *node, here where) bool {
 	return false
 }
 
-// words reads a list of texts.
+// words reads a list of strings.
 func (d *decoder) words(n *node, here where) []string {
 	var out []string
 	d.list(n, here, func(n *node, at where) { out = append(out, d.str(n, at)) })
 	return out
 }
 
-// pairs reads a map of texts: a mapping, or a list of KEY=VALUE.
+// pairs reads a map of strings: a mapping, or a list of KEY=VALUE.
 func (d *decoder) pairs(n *node, here where, secret bool) map[string]string {
 	if n.probe != nil {
 		n.probe.takes(n.kind != scalar, func() object { return pairsOf(n.kind) })
@@ -363,8 +359,7 @@ func (d *decoder) pairs(n *node, here where, secret bool) map[string]string {
 	return out
 }
 
-// place finds where a field of the wire came from: its own place, or that of
-// the nearest thing around it.
+// place returns the position of a field by its wire path, or that of the nearest enclosing field.
 func (d *decoder) place(path string) place {
 	for p := path; p != ""; {
 		if at, ok := d.places[p]; ok {

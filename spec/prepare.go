@@ -10,24 +10,23 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// MaxCommand is the largest encoded command, in bytes: one may travel alone up
-// to 1 MiB (RULES, "Sizes"), and its head needs a little.
+// MaxCommand is the largest encoded body of a command, in bytes. A command with its head may have 1
+// MiB (RULES, "Sizes").
 const MaxCommand = 1<<20 - 4<<10
 
-// Prepared is an apply, ready for the log.
+// Prepared is an apply that is ready for the log.
 type Prepared struct {
-	// Command has its body set (PutWorkloads, SetDesired or DeleteWorkload)
-	// and no head: request id, epoch and time are the caller's to fill in.
+	// Command has a body (PutWorkloads, SetDesired or DeleteWorkload). The caller sets its head:
+	// request id, epoch and time.
 	Command *commandv1.Command
-	// IDs are the workloads that it touches, in order: one, or those that
-	// count makes.
+	// IDs are the ids of the workloads in the command: one, or the members of a count.
 	IDs []string
-	// Content is empty when only the desired state changes.
+	// Content is empty if only the desired state changes.
 	Content string
 }
 
-// DesiredState reads the contract's word: stopped or stop, deleted or delete,
-// in any case; everything else, also nothing, means Running.
+// DesiredState reads the word of the contract in any case: stopped or stop, deleted or delete. Any
+// other text, also an empty one, means Running.
 func DesiredState(word string) fsm.Desired {
 	switch strings.ToLower(strings.TrimSpace(word)) {
 	case "stopped", "stop":
@@ -38,10 +37,9 @@ func DesiredState(word string) fsm.Desired {
 	return fsm.DesiredRunning
 }
 
-// Prepare turns a request into a command: checks and normalises it, computes
-// its content, seals its secrets and mints the members of a count. The request
-// is not changed. Errors are ErrBlankID, Errors (which name every fault) or
-// ErrNoKey; whatever it returns, nothing has happened yet.
+// Prepare turns a request into a command: it checks and normalises the request, computes its
+// content, seals its secrets and makes the members of a count. The request is not changed. Errors
+// are ErrBlankID, Errors (with every fault) or ErrNoKey.
 func Prepare(req *controlv1.ApplyWorkloadRequest, key Sealer) (Prepared, error) {
 	id := strings.TrimSpace(req.GetWorkloadId())
 	if id == "" {
@@ -54,7 +52,7 @@ func Prepare(req *controlv1.ApplyWorkloadRequest, key Sealer) (Prepared, error) 
 	desired := DesiredState(req.GetDesiredState())
 	if desired == fsm.DesiredDeleted {
 		if n := int(req.GetSpec().GetCount()); n > 0 {
-			// A group of which nothing is left.
+			// A count of 0 deletes all members of the group.
 			return Prepared{Command: putCommand(&commandv1.PutWorkloads{GroupOf: id, Namespace: strings.TrimSpace(req.GetSpec().GetNamespace())}), IDs: members(id, n)}, nil
 		}
 		return Prepared{
@@ -74,18 +72,19 @@ func Prepare(req *controlv1.ApplyWorkloadRequest, key Sealer) (Prepared, error) 
 	ids, put := []string{id}, &commandv1.PutWorkloads{}
 	if n := int(s.Count); n > 0 {
 		ids = members(id, n)
-		// A member is stored as the single workload that it is.
+		// A member is stored as a single workload.
 		put.Update = updatePolicy(s.GetUpdate())
 		s.Count, s.Group, s.Update, put.GroupOf = 0, id, nil, id
 	}
-	// Where it belongs is kept by its record, which alone knows when nothing is said.
+	// The namespace is stored in the record. The state machine determines it if the request names
+	// none.
 	namespace := s.Namespace
 	s.Namespace = ""
 	content, err := contentWith(s, key, image)
 	if err != nil {
 		return Prepared{}, err
 	}
-	demand := DemandOf(s) // shared by all members: a command is only read
+	demand := DemandOf(s) // shared by all members, because commands are not modified
 	size := 0
 	for i, member := range ids {
 		plain := s
@@ -105,8 +104,7 @@ func Prepare(req *controlv1.ApplyWorkloadRequest, key Sealer) (Prepared, error) 
 		})
 	}
 	cmd := putCommand(put)
-	// Counting exactly costs as much as encoding; far from the limit there is
-	// no need.
+	// The exact size costs as much as encoding, so it is computed only near the limit.
 	if size > MaxCommand/4 || len(ids) > 1 {
 		if n := cmd.SizeVT(); n > MaxCommand {
 			return Prepared{}, tooLarge(len(ids), n)
@@ -137,5 +135,5 @@ func tooLarge(count, size int) error {
 	return e
 }
 
-// memberID names the i-th workload of a count, from 0.
+// memberID returns the id of the i-th workload of a count, from 0.
 func memberID(id string, i int) string { return fmt.Sprintf("%s-%d", id, i) }

@@ -7,15 +7,14 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// secrets calls fn for every secret of a specification that is not empty and
-// keeps what fn returns: environment values, the text of a Compose file (whose
-// environment blocks hold secrets as often as not), the credentials in a Git
-// URL, cloud-init, and a VM given through the reserved key as a whole. The
-// same fields are visited whether they are plain, sealed or redacted.
+// secrets replaces every non-empty secret of a specification by the result of fn: environment
+// values, the text of a Compose file (its environment often holds secrets), the credentials in a
+// Git URL, cloud-init, and a VM under the reserved key as a whole. The fields are the same for
+// plain, sealed and redacted specifications.
 func secrets(s *controlv1.WorkloadSpec, fn func(path, value string) (string, error)) error {
 	field := func(path string, at *string) error {
 		if *at == "" {
-			return nil // nothing to keep; stays empty in every form
+			return nil // empty stays empty
 		}
 		v, err := fn(path, *at)
 		if err != nil {
@@ -80,17 +79,17 @@ func secrets(s *controlv1.WorkloadSpec, fn func(path, value string) (string, err
 	return nil
 }
 
-// sealContext binds a sealed value to its place: it cannot be moved to another
-// field or another workload, where its owner might read it.
+// sealContext binds a sealed value to its workload and field, so that nobody can move it to a
+// workload or field where they can read it.
 func sealContext(id, path string) []byte { return []byte("spec\x00" + id + "\x00" + path) }
 
-// Seal returns the bytes to store for a plain, normalised specification: a
+// Seal returns the stored form of a plain, normalised specification: an encoded
 // controlv1.WorkloadSpec with every secret sealed for this workload.
 func Seal(id string, plain *controlv1.WorkloadSpec, key Sealer) ([]byte, error) {
 	return sealInPlace(id, plain.CloneVT(), key)
 }
 
-// sealInPlace is Seal for a caller that needs the plain specification no more.
+// sealInPlace is Seal, but it overwrites s.
 func sealInPlace(id string, s *controlv1.WorkloadSpec, key Sealer) ([]byte, error) {
 	err := secrets(s, func(path, value string) (string, error) {
 		if key == nil {
@@ -104,8 +103,8 @@ func sealInPlace(id string, s *controlv1.WorkloadSpec, key Sealer) ([]byte, erro
 	return s.MarshalVT()
 }
 
-// Unseal is Seal's inverse. Its errors name the field and wrap those of the
-// key: pki.ErrWrongKey, pki.ErrTampered, pki.ErrMalformed.
+// Unseal is the inverse of Seal. Its errors name the field and wrap pki.ErrWrongKey,
+// pki.ErrTampered or pki.ErrMalformed.
 func Unseal(id string, stored []byte, key Sealer) (*controlv1.WorkloadSpec, error) {
 	s := &controlv1.WorkloadSpec{}
 	if err := s.UnmarshalVT(stored); err != nil {
@@ -124,11 +123,11 @@ func Unseal(id string, stored []byte, key Sealer) (*controlv1.WorkloadSpec, erro
 	return s, nil
 }
 
-// Redact returns a stored (or plain) specification for people: every secret is
-// replaced by pki.Redacted, which Validate refuses on the way back.
+// Redact returns a specification, sealed or plain, with every secret replaced by pki.Redacted.
+// Validate refuses that marker.
 func Redact(s *controlv1.WorkloadSpec) *controlv1.WorkloadSpec {
 	out := s.CloneVT()
-	// fn never fails, so neither does secrets.
+	// fn never fails, so secrets does not either.
 	_ = secrets(out, func(string, string) (string, error) { return pki.Redacted, nil })
 	return out
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/persys/compute/spec/composefile"
 )
 
-// isComposeFile reports whether a document is a Compose file and no specification
-// of ours: it has services, and nothing that a specification must have.
+// isComposeFile reports whether a document is a Compose file: it has services and none of the
+// fields of a specification.
 func isComposeFile(root *node) bool {
 	if root.kind != mapping {
 		return false
@@ -25,7 +25,7 @@ func isComposeFile(root *node) bool {
 	return services
 }
 
-// stack makes a workload of a Compose file as it is.
+// stack makes a workload from a plain Compose file.
 func (d *decoder) stack(root *node, text chunk) *controlv1.ApplyWorkloadRequest {
 	d.places[""] = place{line: root.line, col: root.col}
 	own := &node{line: root.line, col: root.col}
@@ -61,11 +61,11 @@ func (d *decoder) stack(root *node, text chunk) *controlv1.ApplyWorkloadRequest 
 	}
 }
 
-// refusedKeys says here what a node would say later.
+// refusedKeys reports the keys that nodes refuse, so that the apply fails at once.
 func (d *decoder) refusedKeys(text chunk) {
 	keys, err := composefile.Keys(text.text)
 	if err != nil {
-		return // Validate says what is wrong with the file
+		return // Validate reports the fault
 	}
 	for _, k := range keys {
 		if k.Verdict == composefile.Refused {
@@ -74,8 +74,8 @@ func (d *decoder) refusedKeys(text chunk) {
 	}
 }
 
-// folderName is a folder's name as Compose makes a project's of it: lower case,
-// without what no name may hold.
+// folderName converts the name of a folder to a project name, as Compose does: lower case, without
+// invalid characters.
 func folderName(folder string) string {
 	folder = strings.Map(func(r rune) rune {
 		switch {

@@ -2,9 +2,9 @@ package spec
 
 import "strings"
 
-// nearest returns the known name that a mistyped one most likely meant, or "".
-// Distance counts insertions, deletions, replacements and swaps of neighbours;
-// up to a third of the name may be wrong.
+// nearest returns the known name that is closest to a mistyped one, "" if none is close. Distance
+// counts insertions, deletions, replacements and swaps of neighbours; up to a third of the name may
+// differ.
 func nearest(name string, known []string) string {
 	const longest = 64
 	if name == "" || len(name) > longest {

@@ -25,17 +25,16 @@ func (k kind) String() string {
 	return [...]string{"nothing", "a value", "a mapping", "a list"}[k]
 }
 
-// node is a value of a document with its place. Aliases are resolved and share
-// their node. Whoever walks a document meets a shared node at each of its places,
-// so all of it counts there each time (maxEntries).
+// node is a value of a document with its position. Aliases are resolved and share a node. A walk
+// visits a shared node once per alias, so its values count each time against maxEntries.
 type node struct {
 	kind      kind
 	line, col int
-	text      string // of a scalar, as written (quotes and escapes resolved)
+	text      string // text of a scalar with quotes and escapes resolved
 	entries   []entry
 	items     []*node
 
-	probe *probe // set when it stands for any value, to make the schema
+	probe *probe // set if the node is a probe for the schema
 }
 
 type entry struct {
@@ -44,10 +43,9 @@ type entry struct {
 	value     *node
 }
 
-// Bounds on what the YAML library is given: it recurses, and a goroutine's
-// stack must not be the limit; and its time grows with the square of the
-// tokens of a document (50,000 take a fifth of a second). The values count with
-// what aliases stand for.
+// Bounds on documents for the YAML library. The library recurses, so depth is bounded to limit its
+// stack. Its time grows with the square of a document's tokens (50,000 take 0.2 s). Values are
+// counted with aliases resolved.
 const (
 	maxDepth   = 200
 	maxTokens  = 50_000
@@ -57,19 +55,18 @@ const (
 // chunk is the text of one document.
 type chunk struct {
 	text string
-	line int // of its first line, from 0
+	line int // number of its first line, from 0
 }
 
-// documents cuts a stream at its `---` lines. In YAML such a line ends any
-// scalar, so the cut needs no parser, and a syntax error in one document does
-// not hide those in the others.
+// documents splits a stream at its `---` lines. In YAML such a line ends any scalar, so no parser
+// is needed, and a syntax error in one document does not hide faults in others.
 func documents(data string) []chunk {
 	var out []chunk
 	start, startLine, line := 0, 0, 0
 	cut := func(end int) {
 		text := data[start:end]
 		if isDocumentMark(text) {
-			text = "   " + text[3:] // keeps the columns of what may follow on the line
+			text = "   " + text[3:] // keeps the columns of the rest of the line
 		}
 		out = append(out, chunk{text, startLine})
 	}
@@ -92,7 +89,7 @@ func isDocumentMark(s string) bool {
 	return strings.HasPrefix(s, "---") && (len(s) == 3 || strings.IndexByte(" \t\r\n", s[3]) >= 0)
 }
 
-// blank reports whether a document has only comments and directives.
+// blank reports whether a document holds only comments and directives.
 func (c chunk) blank() bool {
 	for l := range strings.Lines(c.text) {
 		l = strings.TrimSpace(l)
@@ -103,8 +100,8 @@ func (c chunk) blank() bool {
 	return true
 }
 
-// shallow refuses texts that nest deeper than any spec. Brackets inside quoted
-// or literal text count too; they are balanced in practice.
+// shallow refuses text that is nested deeper than any specification. It also counts brackets in
+// quoted text, which are balanced in practice.
 func (c chunk) shallow() error {
 	depth := 0
 	for i := 0; i < len(c.text); i++ {
@@ -134,10 +131,9 @@ func (c chunk) shallow() error {
 	return nil
 }
 
-// tree parses one document. The error is a FieldError with its place.
+// tree parses one document. The error is a FieldError with a position.
 func (c chunk) tree() (root *node, err error) {
-	// The parser is a library on hostile input: whatever it does, one bad
-	// document must not end a scheduler.
+	// A panic of the YAML library on hostile input must not end a scheduler.
 	defer func() {
 		if r := recover(); r != nil {
 			root, err = nil, FieldError{Line: c.line + 1, Column: 1, Rule: "cannot be read as YAML or JSON"}
@@ -148,8 +144,8 @@ func (c chunk) tree() (root *node, err error) {
 	}
 	text := c.text
 	if t := strings.TrimLeft(text, " \t\r\n"); t != "" && (t[0] == '{' || t[0] == '[') {
-		// JSON may be indented by tabs, which YAML forbids; inside its strings
-		// a raw tab is illegal anyhow.
+		// JSON may be indented with tabs, which YAML forbids. Inside JSON strings a raw tab is
+		// illegal anyway.
 		text = strings.ReplaceAll(text, "\t", " ")
 	}
 	tokens := lexer.Tokenize(text)
@@ -203,13 +199,13 @@ type builder struct {
 	entries int
 }
 
-// anchor is a value that aliases stand for, and how many entries it is.
+// anchor is a value that aliases refer to, with its number of entries.
 type anchor struct {
 	value   *node
 	entries int
 }
 
-// count adds entries, until there are too many.
+// count adds entries and fails beyond maxEntries.
 func (b *builder) count(entries int, t *token.Token) error {
 	if b.entries += entries; b.entries > maxEntries {
 		return b.fail(t, fmt.Sprintf("more than %d values, with what aliases stand for", maxEntries))
@@ -256,8 +252,7 @@ func (b *builder) node(n ast.Node, depth int) (*node, error) {
 			out.text = n.Value.Value
 		}
 	case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode, *ast.InfinityNode, *ast.NanNode:
-		// The text as written: 0.10 is a version to some field, and 0x1F an
-		// environment value.
+		// Keep the text as written: 0.10 may be a version, and 0x1F an environment value.
 		out.kind, out.text = scalar, n.GetToken().Value
 	case *ast.TagNode:
 		return b.node(n.Value, depth+1)
@@ -333,8 +328,8 @@ func (b *builder) entry(into *node, v *ast.MappingValueNode, depth int) error {
 	return nil
 }
 
-// merge is YAML's `<<`: what the mapping says itself wins, whichever comes
-// first in the text, and is what own returns.
+// merge adds the entries of YAML's `<<`. Entries of the mapping itself take precedence in any
+// order, see own.
 func (b *builder) merge(into, from *node, t *token.Token) error {
 	switch from.kind {
 	case mapping:
@@ -357,11 +352,11 @@ func (b *builder) merge(into, from *node, t *token.Token) error {
 	return b.fail(t, "<< takes a mapping or a list of mappings")
 }
 
-// mergedKey marks entries that came by `<<`, until own returns them.
+// mergedKey marks entries that were added by `<<`.
 const mergedKey = "\x00"
 
-// own returns the entries with merged ones only where the mapping itself (or
-// an earlier merge) says nothing.
+// own returns the entries of a mapping. It includes a merged entry only if neither the mapping
+// itself nor an earlier merge has its key.
 func (n *node) own() []entry {
 	plain := true
 	for _, e := range n.entries {

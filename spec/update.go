@@ -7,7 +7,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// What an update strategy means where it says nothing; seconds.
+// Defaults of an update strategy, in seconds.
 const (
 	defaultMinHealthy = 10
 	defaultDeadline   = 300
@@ -26,7 +26,7 @@ func (d *decoder) update(n *node, here where) *controlv1.UpdateStrategy {
 	return u
 }
 
-// update judges a strategy.
+// update validates a strategy.
 func (e *Errors) update(s *controlv1.WorkloadSpec) {
 	u := s.GetUpdate()
 	if u == nil {
@@ -44,7 +44,7 @@ func (e *Errors) update(s *controlv1.WorkloadSpec) {
 	}
 }
 
-// updatePolicy is a strategy for the log; nil: everything at once.
+// updatePolicy converts a strategy for the log. Nil updates all members at once.
 func updatePolicy(u *controlv1.UpdateStrategy) *commandv1.UpdatePolicy {
 	if u == nil {
 		return nil

@@ -16,8 +16,7 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// Limits of a specification. Resources are what one machine could conceivably
-// have: anything above is a typing mistake.
+// Limits of a specification. A resource above its limit exceeds any machine and is a mistake.
 const (
 	MaxCPU        = 1_024_000 // millicores
 	MaxMemory     = 64 << 20  // MiB, 64 TiB
@@ -27,13 +26,13 @@ const (
 	maxRevision   = 256 // bytes
 	maxEntriesOf  = 512 // ports, volumes, environment entries, …
 	maxLabels     = 64
-	maxValues     = 128 // of one constraint
+	maxValues     = 128 // values of one constraint
 	maxLabelValue = 255 // bytes
 	maxMetadata   = 4 << 10
-	maxCloudInit  = 256 << 10 // contract/semantics.md section 12, of each part and of all
+	maxCloudInit  = 256 << 10 // bytes, of each part and of all parts (contract/semantics.md section 12)
 )
 
-// Types of workload.
+// Workload types.
 const (
 	TypeContainer = "container"
 	TypeCompose   = "compose"
@@ -64,16 +63,15 @@ var (
 	types           = []string{TypeContainer, TypeCompose, TypeVM}
 )
 
-// Validate checks a request as it came over the wire, before normalisation,
-// and returns every rule it breaks; fields are named as on the wire. Words
-// (protocol, policies) are judged without regard to case. A request without a
-// spec changes the desired state only.
+// Validate checks a request as it came over the wire, before normalisation, and returns every rule
+// that it breaks, with the wire names of the fields. Words (protocol, policies) may be in any case.
+// A request without a specification changes the desired state only.
 func Validate(req *controlv1.ApplyWorkloadRequest) Errors {
 	e, _ := validate(req)
 	return e
 }
 
-// validate also returns the image spelled out in full: a reference is read once.
+// validate also returns the full image reference, so that it is parsed only once.
 func validate(req *controlv1.ApplyWorkloadRequest) (e Errors, image string) {
 	id := strings.TrimSpace(req.GetWorkloadId())
 	switch {
@@ -95,7 +93,7 @@ func validate(req *controlv1.ApplyWorkloadRequest) (e Errors, image string) {
 
 func (e *Errors) spec(id string, s *controlv1.WorkloadSpec) (image string) {
 	if n := s.SizeVT(); n > MaxSpec {
-		// The rest is not looked at: what is too big is not worth reading.
+		// Skip the other checks for an oversized specification.
 		e.addf("spec", "", "is %d bytes encoded, at most %d", n, MaxSpec)
 		return ""
 	}
@@ -227,11 +225,11 @@ func (e *Errors) container(c *controlv1.ContainerSpec) (full string) {
 	return full
 }
 
-// isText reports whether s can be handed to a process.
+// isText reports whether s can be passed to a process.
 func isText(s string) bool { return strings.IndexByte(s, 0) < 0 && utf8.ValidString(s) }
 
-// absolute checks a path of a bind mount. A colon would be read as a separator
-// by engines that take mounts as text.
+// absolute checks the path of a bind mount. Engines that take mounts as text would read a colon as
+// a separator.
 func (e *Errors) absolute(at, p string) bool {
 	switch {
 	case p == "":
@@ -280,13 +278,13 @@ func (e *Errors) env(at string, env map[string]string) {
 	}
 }
 
-// fromView reports whether a value can only come from a view or the store.
+// fromView reports whether a value is the redaction marker or a sealed value.
 func fromView(value string) bool {
 	_, sealed := pki.SealedUnder(value)
 	return sealed || pki.IsRedacted(value)
 }
 
-// secret refuses what only a view or the store can have produced.
+// secret refuses the redaction marker and sealed values.
 func (e *Errors) secret(at, value string) {
 	if pki.IsRedacted(value) {
 		e.add(at, "is the marker "+pki.Redacted+" that stands for a secret in every view: applying it would replace the secret by the marker; give the real value", "")
@@ -390,14 +388,14 @@ func (e *Errors) gitRepo(at, repo string) {
 	}
 	u, err := url.Parse(repo)
 	if err == nil && u.Scheme == "file" {
-		// A repository on the node itself.
+		// A repository on the node.
 		if u.Host != "" || !path.IsAbs(u.Path) || u.User != nil {
 			e.add(at, "must name an absolute path on the nodes: file:///srv/stack.git", "")
 		}
 		return
 	}
 	if err != nil || u.Host == "" {
-		// The scp-like form holds no password.
+		// The scp-like form cannot hold a password.
 		user, rest, ok := strings.Cut(repo, "@")
 		host, p, colon := strings.Cut(rest, ":")
 		if !ok || !colon || user == "" || host == "" || p == "" || strings.ContainsAny(user, ":/") {
@@ -417,7 +415,7 @@ func (e *Errors) gitRepo(at, repo string) {
 	}
 }
 
-// placement checks what only the planner looks at.
+// placement checks the fields that only the planner uses.
 func (e *Errors) placement(id string, s *controlv1.WorkloadSpec) {
 	e.between("spec.count", int64(s.Count), 0, MaxCount, "")
 	if s.Count > 0 && s.Count <= MaxCount && id != "" && bounds.ValidID(id) {

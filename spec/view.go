@@ -11,18 +11,17 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// Detail says how much of a workload a view shows.
+// Detail selects how much of a workload a view shows.
 type Detail bool
 
-// Brief is for lists, Full adds the specification with its secrets redacted.
+// Brief is for lists. Full adds the specification with its secrets redacted.
 const (
 	Brief Detail = false
 	Full  Detail = true
 )
 
-// WorkloadView shows a record to people and legacy v1 clients. Status is one of
-// the ten words of RULES, never with an address appended. A stored
-// specification that cannot be read leaves its fields empty.
+// WorkloadView converts a record for users and legacy v1 clients. Status is one of the ten words of
+// RULES. If the stored specification cannot be read, its fields stay empty.
 func WorkloadView(w *fsm.Workload, detail Detail) *controlv1.WorkloadView {
 	v := &controlv1.WorkloadView{
 		WorkloadId:             w.ID,
@@ -86,8 +85,8 @@ func WorkloadView(w *fsm.Workload, detail Detail) *controlv1.WorkloadView {
 	return v
 }
 
-// LastActions are what its agent had done for a workload when the last order timed
-// out, newest first.
+// LastActions returns the actions of the agent on a workload as of the last order that timed out,
+// newest first.
 func LastActions(w *fsm.Workload) []*controlv1.WorkloadAction {
 	var out []*controlv1.WorkloadAction
 	for _, a := range w.Actions {
@@ -99,7 +98,7 @@ func LastActions(w *fsm.Workload) []*controlv1.WorkloadAction {
 	return out
 }
 
-// source is the image, the Git repository without credentials, or "inline".
+// source returns the image, the Git repository without credentials, or "inline".
 func source(s *controlv1.WorkloadSpec) string {
 	switch s.GetType() {
 	case TypeContainer:
@@ -117,8 +116,8 @@ func source(s *controlv1.WorkloadSpec) string {
 	return s.GetVm().GetOsImage()
 }
 
-// NodeView shows a node. Available is total less what is promised on it, never
-// below 0; usage as measured is not in it. The leader adds the lease's end.
+// NodeView converts a node. Available is the total less the allocations, never below 0. Measured
+// usage and the end of the lease are left to the leader.
 func NodeView(n *fsm.Node, a fsm.Alloc) *controlv1.NodeView {
 	f := &n.Facts
 	v := &controlv1.NodeView{
@@ -150,7 +149,7 @@ func NodeView(n *fsm.Node, a fsm.Alloc) *controlv1.NodeView {
 	for i, p := range f.Pools {
 		pool := &controlv1.StoragePoolView{Name: p.Name, Type: p.Type, TotalGb: p.Total}
 		for _, use := range a.Disk {
-			// No name is the node's first pool.
+			// An empty name stands for the node's first pool.
 			if use.Pool == p.Name || use.Pool == "" && i == 0 {
 				pool.ReservedGb += use.GB
 			}
@@ -171,7 +170,7 @@ func labelMap(labels []fsm.Label) map[string]string {
 	return out
 }
 
-// stamp is nil for 0: never.
+// stamp converts Unix nanoseconds; it returns nil for 0.
 func stamp(nanos int64) *timestamppb.Timestamp {
 	if nanos == 0 {
 		return nil

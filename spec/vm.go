@@ -19,12 +19,11 @@ import (
 	"github.com/persys/compute/fsm/bounds"
 )
 
-// MetadataVMSpec is the reserved metadata key that carries a whole VM in the
-// agent API's field names, as base64 of JSON (contract/wire-control.md). When
-// it can be decoded it replaces vm; when not, vm is used.
+// MetadataVMSpec is the reserved metadata key that holds a whole VM in the agent API's field names,
+// as base64 of JSON (contract/wire-control.md). It replaces vm if it can be decoded.
 const MetadataVMSpec = "persys.vm_spec_b64"
 
-// defaultDiskGB is the contract's size of a disk that names none.
+// defaultDiskGB is the contract's default size of a disk.
 const defaultDiskGB = 20
 
 func decodeVM(b64 string) (*agentv1.VMSpec, error) {
@@ -39,13 +38,13 @@ func decodeVM(b64 string) (*agentv1.VMSpec, error) {
 	return v, nil
 }
 
-// encodeVM is decodeVM's inverse, with the same bytes for the same VM.
+// encodeVM is the inverse of decodeVM. Equal VMs give equal bytes.
 func encodeVM(v *agentv1.VMSpec) (string, error) {
 	raw, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(v)
 	if err != nil {
 		return "", err
 	}
-	// protojson varies its white space on purpose.
+	// protojson varies its white space at random.
 	var b bytes.Buffer
 	if err := json.Compact(&b, raw); err != nil {
 		return "", err
@@ -53,8 +52,8 @@ func encodeVM(v *agentv1.VMSpec) (string, error) {
 	return base64.StdEncoding.EncodeToString(b.Bytes()), nil
 }
 
-// vmOf is the VM that a specification means, in the agent's terms, without
-// what depends on the workload's id. fromMetadata says which form won.
+// vmOf returns the effective VM of a specification in the agent API, without the fields that depend
+// on the workload's id. fromMetadata reports whether the VM came from the reserved key.
 func vmOf(s *controlv1.WorkloadSpec) (v *agentv1.VMSpec, fromMetadata bool) {
 	if b64, ok := s.Metadata[MetadataVMSpec]; ok {
 		if v, err := decodeVM(b64); err == nil {
@@ -67,7 +66,8 @@ func vmOf(s *controlv1.WorkloadSpec) (v *agentv1.VMSpec, fromMetadata bool) {
 	return normaliseVM(translateVM(s.GetVm())), false
 }
 
-// vmQuota is how many millicores a VM may use; 0 if its processors are the limit.
+// vmQuota returns the CPU quota of a VM in millicores; 0 if the number of processors is the only
+// limit.
 func vmQuota(s *controlv1.WorkloadSpec, v *agentv1.VMSpec) int64 {
 	n := cmp.Or(s.GetResources().GetCpuMillicores(), v.GetCpuMillicores())
 	if n >= int64(v.GetVcpus())*1000 {
@@ -76,8 +76,8 @@ func vmQuota(s *controlv1.WorkloadSpec, v *agentv1.VMSpec) int64 {
 	return n
 }
 
-// translateVM is the contract's table from the control to the agent API, with
-// its gaps closed: every disk gets a device of its own, its size and its pool.
+// translateVM translates a VM from the control API to the agent API by the contract's table. Beyond
+// the table, every disk gets a device of its own, its size and its pool.
 func translateVM(v *controlv1.VMSpec) *agentv1.VMSpec {
 	out := &agentv1.VMSpec{
 		Vcpus: v.GetVcpus(), MemoryMb: v.GetMemoryMb(), OsImage: v.GetOsImage(),
@@ -105,7 +105,7 @@ func translateVM(v *controlv1.VMSpec) *agentv1.VMSpec {
 	return out
 }
 
-// normaliseVM fills defaults in place. Idempotent.
+// normaliseVM fills in defaults in place. It is idempotent.
 func normaliseVM(v *agentv1.VMSpec) *agentv1.VMSpec {
 	used := map[string]bool{}
 	for _, d := range v.Disks {
@@ -130,7 +130,7 @@ func normaliseVM(v *agentv1.VMSpec) *agentv1.VMSpec {
 		n.MacAddress = strings.ToLower(strings.TrimSpace(n.GetMacAddress()))
 		n.IpAddress = strings.TrimSpace(n.GetIpAddress())
 	}
-	// user_data of the message wins over the text (contract/wire-agent.md).
+	// user_data of the message takes precedence over the text (contract/wire-agent.md).
 	if v.CloudInit != "" {
 		if v.CloudInitConfig == nil {
 			v.CloudInitConfig = &agentv1.CloudInitConfig{}
@@ -145,7 +145,7 @@ func normaliseVM(v *agentv1.VMSpec) *agentv1.VMSpec {
 	return v
 }
 
-// freeDevice is the first of vda, vdb, … (sda, … for cdroms) that no disk has.
+// freeDevice returns the first of vda, vdb, … (sda, … for cdroms) that no disk uses.
 func freeDevice(kind string, used map[string]bool) string {
 	prefix := "vd"
 	if kind == "cdrom" {
@@ -172,8 +172,8 @@ func orElse(s, otherwise string) string {
 	return s
 }
 
-// projectVM shows an agent's VM in the control API's terms, as far as they
-// reach, without cloud-init: what stands in the reserved key stays there.
+// projectVM converts a VM of the reserved key to the control API, as far as it can express the VM,
+// without cloud-init.
 func projectVM(v *agentv1.VMSpec) *controlv1.VMSpec {
 	out := &controlv1.VMSpec{
 		Vcpus: v.GetVcpus(), MemoryMb: v.GetMemoryMb(), OsImage: v.GetOsImage(),
@@ -188,7 +188,7 @@ func projectVM(v *agentv1.VMSpec) *controlv1.VMSpec {
 	return out
 }
 
-// vmNames are the names of a VM's fields in the form its author used.
+// vmNames holds the field names of a VM in the form that the author used.
 type vmNames struct{ base, device, network, ip, cloudInit, pool string }
 
 func (e *Errors) vmSpec(s *controlv1.WorkloadSpec) {
@@ -274,7 +274,7 @@ func (e *Errors) vm(v *agentv1.VMSpec, n vmNames) {
 	for _, part := range cloudInitParts(v.GetCloudInitConfig()) {
 		at := n.base + n.cloudInit + "." + part.name
 		total += len(*part.text)
-		// The text of the rule starts as existing tools expect it.
+		// Existing tools expect the prefix of the rule.
 		if len(*part.text) > maxCloudInit {
 			e.addf(at, "", "cloud-init-invalid: is %d bytes, at most %d", len(*part.text), maxCloudInit)
 		}
@@ -311,7 +311,7 @@ type textPart struct {
 	text *string
 }
 
-// cloudInitParts points at the four documents, in a fixed order.
+// cloudInitParts returns pointers to the four documents, in a fixed order.
 func cloudInitParts(c *agentv1.CloudInitConfig) []textPart {
 	if c == nil {
 		return nil

@@ -33,7 +33,7 @@ func toControlVolumes(in []*agentv1.ManagedVolumeSpec) []*controlv1.ManagedVolum
 	return out
 }
 
-// normaliseVolumes fills defaults and sorts by name. Idempotent.
+// normaliseVolumes fills in defaults and sorts by name. It is idempotent.
 func normaliseVolumes(volumes []*agentv1.ManagedVolumeSpec) []*agentv1.ManagedVolumeSpec {
 	for _, v := range volumes {
 		v.Name = strings.TrimSpace(v.GetName())
@@ -63,8 +63,8 @@ func driverOf(s string) string {
 	return s
 }
 
-// managed judges volumes; mounts are the paths that are taken already, nil for a stack: its file says
-// where its volumes are mounted.
+// managed validates volumes. mounts holds the mount paths in use; it is nil for a stack, whose file
+// says where volumes are mounted.
 func (e *Errors) managed(at string, volumes []*agentv1.ManagedVolumeSpec, mounts map[string]string) {
 	if len(volumes) > maxEntriesOf {
 		e.addf(at, "", "has %d entries, at most %d", len(volumes), maxEntriesOf)

@@ -1,4 +1,4 @@
-// Package composefile says of the keys of a Compose file what becomes of them on a node.
+// Package composefile tells how nodes treat each key of a Compose file.
 package composefile
 
 import (
@@ -9,15 +9,15 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// What happens to a key of a Compose file.
+// Treatments of a key.
 const (
-	Honoured   = "honoured"   // as Compose itself does it
-	Translated = "translated" // done in another way, which the note names
-	Ignored    = "ignored"    // without effect
-	Refused    = "refused"    // the stack does not start while it is there
+	Honoured   = "honoured"   // as in Compose itself
+	Translated = "translated" // done in another way, see the note
+	Ignored    = "ignored"    // has no effect
+	Refused    = "refused"    // prevents the stack from starting
 )
 
-// Key is one key of a Compose file and what happens to it.
+// Key is a key of a Compose file and its treatment.
 type Key struct {
 	Line    int
 	Path    string // services.web.deploy.placement
@@ -25,13 +25,13 @@ type Key struct {
 	Note    string
 }
 
-// rule is what happens to a key and everything below it, unless a longer rule says otherwise.
-// A '*' stands for one name that the author of the file chose.
+// rule is the treatment of a key and of all keys below it, unless a longer rule matches. A '*'
+// matches one name that the author of the file chose.
 type rule struct {
 	path, verdict, note string
 }
 
-// rules lists what is not simply honoured, and in honoured what is.
+// rules lists the keys that are not honoured; honoured lists the others.
 func rules() []rule {
 	const own = "use constraints, tolerations and priority of the workload"
 	return []rule{
@@ -64,7 +64,7 @@ func rules() []rule {
 	}
 }
 
-// honoured are the other keys of a file, of a service and of its deploy section.
+// honoured lists the other keys of a file, a service and its deploy section.
 func honoured() []string {
 	return []string{
 		"include", "services", "networks", "secrets", "configs",
@@ -90,8 +90,8 @@ func honoured() []string {
 	}
 }
 
-// Keys says of every key of a Compose file what happens to it, in the order of the file. Keys
-// of which everything is treated alike stand for what is below them.
+// Keys returns the treatment of every key of a Compose file, in the order of the file. If all keys
+// below a key are treated alike, only that key is listed.
 func Keys(text string) ([]Key, error) {
 	if len(text) > maxText {
 		return nil, fmt.Errorf("is %d bytes, at most %d", len(text), maxText)
@@ -118,7 +118,7 @@ func Keys(text string) ([]Key, error) {
 	return w.keys, nil
 }
 
-// Bounds of a file: merges may repeat what they name, and nest.
+// Bounds of a file. Merges may repeat and nest mappings.
 const (
 	maxText  = 512 << 10
 	maxKeys  = 50_000
@@ -128,10 +128,10 @@ const (
 type walk struct {
 	verdicts map[string]rule
 	keys     []Key
-	visits   int // of mappings, also empty ones
+	visits   int // visited mappings, also empty ones
 }
 
-// mapping goes through a mapping in the order of the file. pattern is its path in rules, shown the one
+// mapping visits a mapping in the order of the file. pattern is its path in rules, shown its path
 // in the file.
 func (w *walk) mapping(n *yaml.Node, pattern, shown string, depth int) {
 	if n.Kind == yaml.AliasNode {
@@ -163,7 +163,7 @@ func (w *walk) key(in, key, below *yaml.Node, pattern, shown string, depth int) 
 		w.keys = append(w.keys, Key{key.Line, s, Ignored, "an extension"})
 		return
 	}
-	if pattern == "services" { // the name of a service
+	if pattern == "services" { // the key is the name of a service
 		w.mapping(below, "services.*", s, depth+1)
 		return
 	}
@@ -182,7 +182,7 @@ func (w *walk) key(in, key, below *yaml.Node, pattern, shown string, depth int) 
 	w.keys = append(w.keys, Key{key.Line, s, r.verdict, r.note})
 }
 
-// value is that of a key of a mapping, nil without it.
+// value returns the value of a key of a mapping, nil if it is missing.
 func value(n *yaml.Node, key string) *yaml.Node {
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		if n.Content[i].Value == key {
@@ -192,7 +192,7 @@ func value(n *yaml.Node, key string) *yaml.Node {
 	return nil
 }
 
-// deeper are the keys below which there are rules of their own.
+// deeper lists the keys that have rules for keys below them.
 func deeper(path string) bool {
 	return path == "services" || path == "services.*.deploy" || path == "services.*.deploy.resources"
 }

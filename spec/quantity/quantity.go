@@ -1,4 +1,4 @@
-// Package quantity reads amounts as people write them: cores, and sizes with a unit.
+// Package quantity parses CPU amounts and sizes with units.
 package quantity
 
 import (
@@ -27,8 +27,8 @@ func CPU(s string) (int64, error) {
 	return toInt64(r)
 }
 
-// Units are powers of 1024 in every spelling, because the API's own fields
-// (memory_mb, disk_gb) count MiB and GiB.
+// Units are powers of 1024 in every spelling, because the fields of the API (memory_mb, disk_gb)
+// count MiB and GiB.
 var units = []struct {
 	suffix string
 	shift  uint
@@ -40,8 +40,8 @@ var units = []struct {
 	{"b", 0},
 }
 
-// Size reads "128Mi", "1.5GiB", "1G" and returns units of 1<<shift bytes,
-// rounded up: a reservation may be larger than asked for, never smaller.
+// Size reads "128Mi", "1.5GiB" or "1G" and returns units of 1<<shift bytes, rounded up: a
+// reservation may be larger than requested, never smaller.
 func Size(s string, shift uint, example string) (int64, error) {
 	t := strings.ToLower(strings.TrimSpace(s))
 	for _, u := range units {
@@ -67,9 +67,8 @@ func Size(s string, shift uint, example string) (int64, error) {
 	return 0, fmt.Errorf("must be a size such as %q", example)
 }
 
-// decimal reads digits with at most one point, optionally negative so that the
-// range check can name the value. No exponents: 1e9 in a spec is a mistake or
-// an attack on big.Rat.
+// decimal reads digits with at most one point. It accepts a minus sign, so that the range check can
+// name the value. It refuses exponents, which can make big.Rat very slow.
 func decimal(s string) (*big.Rat, bool) {
 	digits := strings.TrimPrefix(s, "-")
 	if digits == "" || len(digits) > 24 || strings.Count(digits, ".") > 1 || digits == "." {
