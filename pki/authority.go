@@ -20,37 +20,37 @@ import (
 	"time"
 )
 
-// Lives of what an authority makes.
+// Validity of CA certificates.
 const (
 	RootLife      = 10 * 365 * 24 * time.Hour
 	AuthorityLife = 2 * 365 * 24 * time.Hour
-	// Backdate is how far before its issue a certificate is valid, for clocks
-	// that are behind: one may be an hour ahead where it is issued, another an hour
-	// behind where it is used. IssuedAt takes it off again.
+	// Backdate is how long before its issue a certificate is already valid. It allows for an
+	// issuer's clock that is an hour ahead and a user's clock that is an hour behind. IssuedAt
+	// subtracts it.
 	Backdate = 2 * time.Hour
-	// maxHosts bounds the names that a request may ask for.
+	// maxHosts is the most names in a certificate request.
 	maxHosts = 64
 )
 
-// IssuedAt is when a certificate of an Authority was issued.
+// IssuedAt returns when an Authority issued a certificate.
 func IssuedAt(cert *x509.Certificate) time.Time { return cert.NotBefore.Add(Backdate) }
 
-// Life is how long a certificate of an Authority is good for.
+// Life returns the validity of a certificate of an Authority.
 func Life(cert *x509.Certificate) time.Duration { return cert.NotAfter.Sub(IssuedAt(cert)) }
 
-// RenewAt is when a certificate of an Authority should be replaced: two thirds
-// of its life after its issue.
+// RenewAt returns when a certificate of an Authority should be renewed: after two thirds of its
+// validity.
 func RenewAt(cert *x509.Certificate) time.Time {
 	return IssuedAt(cert).Add(Life(cert) * 2 / 3)
 }
 
-// Fingerprint is the lower-case hex SHA-256 of a certificate.
+// Fingerprint returns the lower-case hex SHA-256 of a certificate.
 func Fingerprint(der []byte) string {
 	sum := sha256.Sum256(der)
 	return hex.EncodeToString(sum[:])
 }
 
-// Root signs authorities. Its key belongs offline.
+// Root signs authorities. Its key should be stored offline.
 type Root struct {
 	Cert *x509.Certificate
 	key  crypto.Signer
@@ -65,7 +65,7 @@ func NewRoot(cluster string, now time.Time) (*Root, error) {
 	return &Root{cert, key}, nil
 }
 
-// Authority issues certificates for one cluster. A root has signed it.
+// Authority issues certificates for one cluster. It is signed by a root.
 type Authority struct {
 	Cert, Root *x509.Certificate
 	Cluster    string
@@ -81,7 +81,7 @@ func (r *Root) NewAuthority(cluster string, now time.Time) (*Authority, error) {
 	return &Authority{Cert: cert, Root: r.Cert, Cluster: cluster, key: key}, nil
 }
 
-// signAuthority makes a CA certificate, signed by parent or, with none, by itself.
+// signAuthority makes a CA certificate, signed by parent or, if parent is nil, by itself.
 func signAuthority(name, cluster string, parent *x509.Certificate, by crypto.Signer, now time.Time, life time.Duration) (*x509.Certificate, crypto.Signer, error) {
 	if !validName(cluster, "") {
 		return nil, nil, fmt.Errorf("cluster %q does not match [A-Za-z0-9][A-Za-z0-9_.-]{0,127}", cluster)
@@ -120,14 +120,14 @@ func signAuthority(name, cluster string, parent *x509.Certificate, by crypto.Sig
 	return cert, key, err
 }
 
-// ID is the fingerprint of the authority's certificate.
+// ID returns the fingerprint of the authority's certificate.
 func (a *Authority) ID() string { return Fingerprint(a.Cert.Raw) }
 
-// Key is the private key in PKCS #8.
+// Key returns the private key in PKCS #8.
 func (a *Authority) Key() ([]byte, error) { return x509.MarshalPKCS8PrivateKey(a.key) }
 
-// ParseAuthority reads an authority from DER: its certificate, that of its root,
-// and its key in PKCS #8. Errors say what does not belong together.
+// ParseAuthority reads an authority from DER: its certificate, its root's certificate, and its key
+// in PKCS #8. It checks that the three belong together.
 func ParseAuthority(cert, root, key []byte) (*Authority, error) {
 	a := &Authority{}
 	var err error
@@ -162,8 +162,8 @@ func ParseAuthority(cert, root, key []byte) (*Authority, error) {
 	return a, nil
 }
 
-// serviceNames are the common names of certificates by role, which legacy v1 peers
-// verify (contract/semantics.md, section 13).
+// serviceName returns the common name of certificates of a role, which legacy v1 peers verify
+// (contract/semantics.md, section 13).
 func serviceName(r Role) string {
 	switch r {
 	case RoleScheduler:
@@ -176,9 +176,8 @@ func serviceName(r Role) string {
 	return "persysctl"
 }
 
-// NewRequest makes a key and a request for a certificate for it, which names the
-// hosts (DNS names and IP addresses) that its holder answers at. Both are PEM and
-// DER: the key to store, the request to send.
+// NewRequest makes a key (PEM) and a certificate request for it (DER). The request holds the DNS
+// names and IP addresses of the holder.
 func NewRequest(hosts []string) (keyPEM, csr []byte, err error) {
 	key, keyPEM, err := makeKey()
 	if err != nil {
@@ -200,7 +199,7 @@ func requestFor(key crypto.Signer, hosts []string) ([]byte, error) {
 	return x509.CreateCertificateRequest(rand.Reader, t, key)
 }
 
-// Covers reports whether a certificate is made out to all of the hosts.
+// Covers reports whether a certificate contains all of the hosts.
 func Covers(cert *x509.Certificate, hosts []string) bool {
 	return !slices.ContainsFunc(hosts, func(h string) bool {
 		if ip := net.ParseIP(h); ip != nil {
@@ -210,21 +209,21 @@ func Covers(cert *x509.Certificate, hosts []string) bool {
 	})
 }
 
-// KeyHash is the SHA-256 of a certificate's public key.
+// KeyHash returns the SHA-256 of a certificate's public key.
 func KeyHash(cert *x509.Certificate) []byte {
 	sum := sha256.Sum256(cert.RawSubjectPublicKeyInfo)
 	return sum[:]
 }
 
-// Issued is a certificate that an authority has made.
+// Issued is a certificate issued by an Authority.
 type Issued struct {
 	Cert    *x509.Certificate
 	Chain   []byte // PEM: the certificate, the authority's and the root's
 	KeyHash []byte // SHA-256 of the public key
 }
 
-// Sign issues a certificate for an identity to whoever holds the key of the
-// request. Who it is comes from id alone; the request says where it answers.
+// Sign issues a certificate for the key of a request. The identity is id; from the request it takes
+// only the key and the hosts.
 func (a *Authority) Sign(csr []byte, id Identity, now time.Time, life time.Duration) (*Issued, error) {
 	req, err := x509.ParseCertificateRequest(csr)
 	if err != nil {
@@ -279,8 +278,8 @@ func (a *Authority) Sign(csr []byte, id Identity, now time.Time, life time.Durat
 	return out, nil
 }
 
-// addHosts takes the hosts of a request over. A service name of another role is
-// refused: legacy v1 peers look at nothing else.
+// addHosts copies the hosts of a request. It refuses service names of other roles, because legacy
+// v1 peers check nothing but the service name.
 func addHosts(t *x509.Certificate, id Identity, req *x509.CertificateRequest) error {
 	if n := len(req.DNSNames) + len(req.IPAddresses); n > maxHosts {
 		return fmt.Errorf("certificate request: %d hosts, limit %d", n, maxHosts)
@@ -288,7 +287,7 @@ func addHosts(t *x509.Certificate, id Identity, req *x509.CertificateRequest) er
 	names := append([]string{serviceName(id.Role), "localhost"}, req.DNSNames...)
 	for _, name := range append(names, id.ID) {
 		if !validName(name, "") {
-			return fmt.Errorf("certificate request: host %q is no DNS name", name)
+			return fmt.Errorf("certificate request: host %q is not a DNS name", name)
 		}
 		first, _, _ := strings.Cut(name, ".")
 		if p, ok := DefaultMapping("").Names[first]; ok && p.Role != id.Role {

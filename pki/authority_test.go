@@ -122,7 +122,7 @@ func TestSign(t *testing.T) {
 		{"a weak key", weakCSR, agent, now, "P-256"},
 		{"too many hosts", manyCSR, agent, now, "limit 64"},
 		{"the service name of another role", serviceCSR, agent, now, "service name of a scheduler"},
-		{"a wildcard", starCSR, agent, now, "no DNS name"},
+		{"a wildcard", starCSR, agent, now, "not a DNS name"},
 		{"an unknown role", csr, Identity{Role: "root", ID: "x"}, now, "role"},
 		{"an odd name", csr, Identity{Role: RoleAgent, ID: "a/b"}, now, "id"},
 		{"an authority that is over", csr, agent, now.Add(AuthorityLife + time.Hour), "ca rotate"},
@@ -569,7 +569,7 @@ func TestAJoinCutShortKeepsItsKey(t *testing.T) {
 	now := time.Now()
 	_, a := authority(t, "c1", now)
 	k := IdentityStore{t.TempDir()}
-	inTheWay := filepath.Join(k.Dir, keptCluster)
+	inTheWay := filepath.Join(k.Dir, membershipFile)
 	if err := os.Mkdir(inTheWay, 0o700); err != nil {
 		t.Fatal(err)
 	}

@@ -6,13 +6,12 @@ import (
 	"net"
 )
 
-// Revoke sets what is refused from now on, and cuts the connections of CutRevoked
-// whose peers are among it.
+// Revoke sets the revocations and closes connections of CutRevoked whose peers are revoked.
 func (f *Files) Revoke(r *Revoked) {
 	f.mu.Lock()
 	f.revoked.Store(r)
-	close(f.news)
-	f.news = make(chan struct{})
+	close(f.changed)
+	f.changed = make(chan struct{})
 	var cut []*cuttable
 	for c := range f.open {
 		if f.isRevoked(c.state) {
@@ -26,11 +25,10 @@ func (f *Files) Revoke(r *Revoked) {
 	}
 }
 
-// CutRevoked returns a connection, whose handshake is done, as one that ends as soon
-// as the certificate at its other end is revoked: a handshake judges once, and a
-// connection may be open for days. raw is what conn encrypts for. The caller has to
-// close what it gets. A certificate that is over ends no connection: a cluster whose
-// certificates all ran out goes on, and says so.
+// CutRevoked wraps a connection after its handshake, so that it is closed as soon as its peer's
+// certificate is revoked. A handshake checks once, but a connection may be open for days. conn
+// encrypts over raw. The caller must close the returned connection. An expired certificate does not
+// close it: a cluster whose certificates have all expired keeps running and reports that.
 func (f *Files) CutRevoked(conn, raw net.Conn, state tls.ConnectionState) net.Conn {
 	c := &cuttable{Conn: conn, f: f, raw: raw, state: state}
 	f.mu.Lock()
@@ -45,7 +43,7 @@ func (f *Files) CutRevoked(conn, raw net.Conn, state tls.ConnectionState) net.Co
 	return c
 }
 
-// isRevoked says nothing of certificates without an identity.
+// isRevoked returns false for certificates without an identity.
 func (f *Files) isRevoked(state tls.ConnectionState) bool {
 	if len(state.PeerCertificates) == 0 {
 		return false

@@ -30,19 +30,18 @@ const (
 	devKey   = "key.pem"
 )
 
-// DevOptions says which certificates a development cluster needs.
+// DevOptions selects the certificates of a development cluster.
 type DevOptions struct {
 	// Cluster goes into every identity; default "dev".
 	Cluster string
-	// Schedulers, Agents, Gateways and Users are ids. All four empty:
-	// scheduler-1 to scheduler-3, node-a, node-b and this machine's host name,
-	// gateway, admin.
+	// Schedulers, Agents, Gateways and Users are ids. If all four are empty: scheduler-1 to
+	// scheduler-3; node-a, node-b and the host name; gateway; admin.
 	Schedulers, Agents, Gateways, Users []string
-	// Hosts are extra DNS names or IP addresses of every server certificate,
-	// beside localhost, 127.0.0.1, ::1 and the host name.
+	// Hosts are extra DNS names or IP addresses in every server certificate, in addition to
+	// localhost, 127.0.0.1, ::1 and the host name.
 	Hosts []string
-	// Life is the validity of a leaf, default 90 days; with less than a third
-	// of it left a leaf is renewed. The CA lives ten years.
+	// Life is the validity of a leaf; default 90 days. A leaf with less than a third of it left is
+	// renewed. The CA is valid for ten years.
 	Life time.Duration
 	// Now is the clock; default time.Now.
 	Now func() time.Time
@@ -53,23 +52,21 @@ type Paths struct {
 	CA, Cert, Key string
 }
 
-// DevSet is where DevCerts put things.
+// DevSet lists the files that DevCerts wrote.
 type DevSet struct {
 	CA string
 	// Leaf is keyed by "<role>/<id>", for instance "agent/node-a".
 	Leaf map[string]Paths
-	// Issued are the keys of Leaf that this call made or renewed, sorted.
+	// Issued holds the sorted keys of Leaf that this call issued or renewed.
 	Issued []string
 }
 
-// DevCerts makes a certificate authority and mutual-TLS certificates for
-// development and tests: <dir>/ca.pem, <dir>/ca-key.pem and for each identity
-// <dir>/<role>/<id>/{ca,cert,key}.pem, so that one folder can be handed to one
-// machine. Keys have mode 0600, folders 0700, certificates 0644. It can be run
-// again at any time: a valid CA and leaves that still fit are kept.
+// DevCerts makes a CA and mutual-TLS certificates for development and tests: <dir>/ca.pem,
+// <dir>/ca-key.pem and for each identity <dir>/<role>/<id>/{ca,cert,key}.pem, so that one folder
+// can be copied to one machine. Keys have mode 0600, folders 0700, certificates 0644. Further calls
+// keep a valid CA and valid leaves.
 //
-// The CA's key lies beside the certificates. Production uses Vault or an own
-// CA.
+// The CA's key is stored beside the certificates. In production use Vault or another CA.
 func DevCerts(dir string, opt DevOptions) (DevSet, error) {
 	set, err := devCerts(dir, opt)
 	if err != nil {
@@ -238,7 +235,7 @@ func leafTemplate(who Identity, cn, host string, opt DevOptions) (*x509.Certific
 	return t, nil
 }
 
-// leaf keeps the certificate in dir when it still fits, and issues one if not.
+// leaf keeps the certificate in dir if it still fits, and issues a new one otherwise.
 func (a *devAuthority) leaf(dir string, want *x509.Certificate, opt DevOptions) (Paths, bool, error) {
 	p := Paths{CA: filepath.Join(dir, devCA), Cert: filepath.Join(dir, devCert), Key: filepath.Join(dir, devKey)}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -263,7 +260,7 @@ func (a *devAuthority) leaf(dir string, want *x509.Certificate, opt DevOptions) 
 	if err != nil {
 		return p, false, err
 	}
-	// What can be written can not always be read back (odd names in a URI).
+	// Some names can be written to a URI but not read back, so check.
 	if _, err := x509.ParseCertificate(der); err != nil {
 		return p, false, err
 	}
@@ -280,8 +277,8 @@ func (a *devAuthority) leaf(dir string, want *x509.Certificate, opt DevOptions) 
 	return p, true, nil
 }
 
-// fits reports whether the files in place are what a new issue would give,
-// with at least a third of their life left.
+// fits reports whether the stored certificate equals a newly issued one and has at least a third of
+// its validity left.
 func (a *devAuthority) fits(p Paths, want *x509.Certificate, opt DevOptions) bool {
 	have, _, err := readCert(p.Cert)
 	if err != nil {

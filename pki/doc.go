@@ -1,5 +1,4 @@
-// Package pki holds what Persys programs know about who is speaking and how to
-// keep a secret: identities in certificates, TLS credentials that follow their
-// files, a certificate authority for development, and the key that seals
-// secrets at rest. It imports no other package of the project.
+// Package pki provides identities in certificates, TLS credentials that are reloaded when their
+// files change, certificate authorities, join tokens, and the key that seals secrets at rest. It
+// imports no other package of the project.
 package pki

@@ -17,18 +17,17 @@ import (
 	"time"
 )
 
-// checkEvery is how often a handshake looks at the files' times at most.
+// checkEvery is the shortest time between two checks of the files' modification times.
 const checkEvery = time.Second
 
-// awaitEvery is how often Await looks at the clock at least.
+// awaitEvery is the longest time between two looks at the clock in Await.
 const awaitEvery = time.Minute
 
-// pemMax bounds what is read as a certificate or key file.
+// pemMax is the largest certificate or key file in bytes.
 const pemMax = 1 << 20
 
-// Settings are the names that a program gives its TLS settings; errors quote
-// them. Empty ones stand for PERSYS_TLS_CA, PERSYS_TLS_CERT, PERSYS_TLS_KEY
-// and -insecure.
+// Settings holds the names of a program's TLS settings, for errors. Defaults are PERSYS_TLS_CA,
+// PERSYS_TLS_CERT, PERSYS_TLS_KEY and -insecure.
 type Settings struct {
 	CA, Cert, Key, Insecure string
 }
@@ -46,38 +45,37 @@ func (s Settings) withDefaults() Settings {
 	return s
 }
 
-// FilesConfig says where a program's TLS credentials are.
+// FilesConfig configures Files.
 type FilesConfig struct {
 	CA   string // PEM, one or more CA certificates
 	Cert string // PEM, the leaf first, then intermediates
 	Key  string // PEM, the private key of the leaf
-	// Mapping identifies peers; the zero value knows persys:// URIs only.
+	// Mapping identifies peers; the zero value accepts persys:// URIs only.
 	Mapping  Mapping
 	Settings Settings
-	// Log gets one line for each reload and each failed reload, which happen
-	// inside a handshake and have nobody to return to. Default: discarded.
+	// Log gets one line for each reload and each failed reload, which happen inside handshakes.
+	// Default: discarded.
 	Log *slog.Logger
 	// Now is the clock; default time.Now.
 	Now func() time.Time
 }
 
-// Files is a TLS identity that follows its files: when they change, the next
-// handshake uses the new content. A new content that is wrong is reported by
-// Status and the old one stays in use. It is safe for concurrent use.
+// Files is a TLS identity that is reloaded when its files change. If the new content is invalid,
+// Status reports it and the old content stays in use. It is safe for concurrent use.
 type Files struct {
 	cfg FilesConfig
 
 	revoked atomic.Pointer[Revoked]
 
 	mu      sync.Mutex
-	news    chan struct{} // closed by the next Revoke
+	changed chan struct{} // closed by the next Revoke
 	open    map[*cuttable]struct{}
 	current *material
 	checked time.Time
-	err     error // of the last reload; nil when current is what the files hold
+	err     error // error of the last reload; nil if current equals the files
 }
 
-// material is one consistent reading of the three files.
+// material is the parsed content of the three files.
 type material struct {
 	stamp    [3]stamp
 	loaded   time.Time
@@ -93,9 +91,9 @@ type stamp struct {
 	size int64
 }
 
-// LoadFiles reads and checks the credentials. Errors name the file, the
-// setting that points to it and the rule: a file is missing, is no PEM, the
-// key does not belong to the certificate, the CA holds no certificate.
+// LoadFiles reads and checks the credentials. Errors name the file, its setting and the rule: a
+// file is missing, a file is not PEM, the key does not match the certificate, the CA file holds no
+// certificate.
 func LoadFiles(cfg FilesConfig) (*Files, error) {
 	cfg.Settings = cfg.Settings.withDefaults()
 	if cfg.Log == nil {
@@ -104,7 +102,7 @@ func LoadFiles(cfg FilesConfig) (*Files, error) {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	f := &Files{cfg: cfg, news: make(chan struct{}), open: map[*cuttable]struct{}{}}
+	f := &Files{cfg: cfg, changed: make(chan struct{}), open: map[*cuttable]struct{}{}}
 	m, err := f.read()
 	if err != nil {
 		return nil, err
@@ -118,16 +116,16 @@ func LoadFiles(cfg FilesConfig) (*Files, error) {
 
 // FilesStatus describes the credentials in use.
 type FilesStatus struct {
-	Identity Identity  // who this program is; zero if its certificate names no identity
+	Identity Identity  // identity of this program; zero if its certificate names none
 	NotAfter time.Time // end of the leaf's validity
-	Loaded   time.Time // when the content in use was read
+	Loaded   time.Time // time at which the content in use was read
 	Warnings []string  // for instance an expired certificate
-	// Err is why the files' present content is not in use; nil when it is.
+	// Err is why the current content of the files is not in use; nil if it is in use.
 	Err error
 }
 
-// Status looks at the files, at most once per second, and describes what is in
-// use.
+// Status describes the credentials in use. It checks the files for changes, at most once per
+// second.
 func (f *Files) Status() FilesStatus {
 	m, err := f.refresh()
 	return FilesStatus{
@@ -139,16 +137,15 @@ func (f *Files) Status() FilesStatus {
 	}
 }
 
-// Identity is who this program is by its own certificate; zero if the
-// certificate names no identity.
+// Identity returns the identity of our own certificate. It is zero if the certificate names none.
 func (f *Files) Identity() Identity {
 	m, _ := f.refresh()
 	return m.identity
 }
 
-// Identify says who a peer is, by the mapping of these credentials. The chain
-// has to be verified, as every handshake of ServerConfig and ClientConfig does.
-// A certificate that expired or was revoked since the handshake is refused.
+// Identify returns the identity of a peer by the configured mapping. The chain must have been
+// verified, as every handshake of ServerConfig and ClientConfig does. A certificate that has
+// expired or was revoked since the handshake is refused.
 func (f *Files) Identify(state tls.ConnectionState) (Identity, error) {
 	if len(state.PeerCertificates) == 0 {
 		return Identity{}, fmt.Errorf("%w: the peer showed no certificate", ErrNoIdentity)
@@ -167,22 +164,22 @@ func (f *Files) Identify(state tls.ConnectionState) (Identity, error) {
 	return id, nil
 }
 
-// Await returns why a peer that Identify accepted is not acceptable any more: its
-// certificate was revoked, or is over. It returns nil when ctx ends before that.
+// Await waits until the certificate of an accepted peer is revoked or expires, and returns the
+// reason. It returns nil if ctx ends first.
 func (f *Files) Await(ctx context.Context, state tls.ConnectionState) error {
 	for {
 		f.mu.Lock()
-		news := f.news
+		changed := f.changed
 		f.mu.Unlock()
 		if _, err := f.Identify(state); err != nil {
 			return err
 		}
-		// A clock may be set, and a timer does not see it: look now and then.
+		// A timer does not notice that the clock was set, so check regularly.
 		left := state.PeerCertificates[0].NotAfter.Sub(f.cfg.Now())
 		over := time.NewTimer(min(max(left, 0)+time.Millisecond, awaitEvery))
 		select {
 		case <-ctx.Done():
-		case <-news:
+		case <-changed:
 		case <-over.C:
 		}
 		over.Stop()
@@ -192,29 +189,27 @@ func (f *Files) Await(ctx context.Context, state tls.ConnectionState) error {
 	}
 }
 
-// Leaf is the certificate in use.
+// Leaf returns the certificate in use.
 func (f *Files) Leaf() *x509.Certificate {
 	m, _ := f.refresh()
 	return m.leaf
 }
 
-// ServerOptions narrows who may connect.
+// ServerOptions restricts which clients may connect.
 type ServerOptions struct {
-	// Roles that are let in; none means every certificate of the CA.
+	// Roles that may connect; empty for every certificate of the CA.
 	Roles []Role
 	// NextProtos are the ALPN protocols, as in tls.Config.
 	NextProtos []string
-	// Optional lets clients in without a certificate: the server then judges
-	// them by other means, such as a bearer token. One that is shown is verified
-	// all the same.
+	// Optional admits clients without a certificate, which the server must authenticate by other
+	// means, such as a bearer token. A presented certificate is still verified.
 	Optional bool
-	// OwnOnly is for a port that only our own programs use: TLS 1.3 or nothing.
+	// OwnOnly requires TLS 1.3, for a port that only our own programs use.
 	OwnOnly bool
 }
 
-// least is the oldest version of TLS that is spoken with anybody. Programs from
-// elsewhere may need 1.2; ours do not, so a certificate that states an identity of
-// ours is refused over anything older than 1.3, see modern.
+// least returns the oldest accepted version of TLS. Other programs may need 1.2. Our own do not, so
+// a persys:// certificate is refused below 1.3, see modern.
 func (o ServerOptions) least() uint16 {
 	if o.OwnOnly {
 		return tls.VersionTLS13
@@ -222,12 +217,11 @@ func (o ServerOptions) least() uint16 {
 	return tls.VersionTLS12
 }
 
-// ErrDowngraded is returned, wrapped, for one of our own programs at the other end
-// of a connection that is older than TLS 1.3: somebody between the two made it so.
+// ErrDowngraded is returned, wrapped, if a peer with a persys:// certificate negotiates less than
+// TLS 1.3, which suggests an attacker in between.
 var ErrDowngraded = errors.New("TLS 1.3 is the least that programs of this cluster speak with each other")
 
-// modern refuses a peer of ours that does not speak TLS 1.3. One of ours is whoever
-// shows a certificate with a persys:// URI.
+// modern refuses a peer with a persys:// certificate that does not use TLS 1.3.
 func modern(state tls.ConnectionState) error {
 	if len(state.PeerCertificates) == 0 || state.Version >= tls.VersionTLS13 {
 		return nil
@@ -240,8 +234,8 @@ func modern(state tls.ConnectionState) error {
 	return nil
 }
 
-// ServerConfig returns a configuration for mutual TLS that follows the files: 1.3
-// for our own programs, 1.2 or newer for others.
+// ServerConfig returns a configuration for mutual TLS with the current files: TLS 1.3 for our own
+// programs, 1.2 or newer for others.
 func (f *Files) ServerConfig(opt ServerOptions) *tls.Config {
 	auth := tls.RequireAndVerifyClientCert
 	if opt.Optional {
@@ -270,7 +264,7 @@ func (f *Files) ServerConfig(opt ServerOptions) *tls.Config {
 	return &tls.Config{
 		MinVersion: opt.least(),
 		NextProtos: opt.NextProtos,
-		// Not used by a handshake, but net/http and others look for it.
+		// Handshakes do not use it, but net/http requires it.
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 			m, _ := f.refresh()
 			return &m.cert, nil
@@ -280,8 +274,7 @@ func (f *Files) ServerConfig(opt ServerOptions) *tls.Config {
 	}
 }
 
-// admit refuses peers of other roles; when roles are asked for, a certificate
-// without an identity is refused as well.
+// admit refuses peers without one of the roles. No roles admit every peer.
 func (f *Files) admit(state tls.ConnectionState, roles []Role) error {
 	if len(roles) == 0 {
 		return nil
@@ -296,24 +289,20 @@ func (f *Files) admit(state tls.ConnectionState, roles []Role) error {
 	return nil
 }
 
-// Peer is what a client expects at the other end.
+// Peer describes the server that a client expects.
 type Peer struct {
-	// Hosts are the names or IP addresses that were dialled; the certificate
-	// has to hold one of them.
+	// Hosts holds the dialled names or IP addresses; the certificate must contain one of them.
 	Hosts []string
-	// Role, when set, refuses a certificate that states or maps to another
-	// role. A certificate without any identity is judged by CA and host alone,
-	// because legacy v1 peers carry free names.
+	// Role, if set, refuses a certificate of another role. A certificate without an identity is
+	// checked by CA and host only, because legacy v1 peers have arbitrary names.
 	Role Role
-	// Node, when set, refuses an agent's certificate that does not speak for
-	// that node: whoever registers with the address of another agent gets
-	// nothing that is meant for either.
+	// Node, if set, refuses an agent's certificate that does not speak for that node. So a node
+	// that registers with the address of another agent receives none of its orders.
 	Node string
 }
 
-// ClientConfig returns a configuration that shows our certificate and checks
-// the server's against CA, host and role, all as the files are at the time of
-// the handshake. Servers of ours have to speak TLS 1.3, others 1.2.
+// ClientConfig returns a configuration that presents our certificate and checks the server's CA,
+// host and role with the current files. Our own servers must use TLS 1.3, others 1.2 or newer.
 func (f *Files) ClientConfig(p Peer) *tls.Config {
 	cfg := &tls.Config{
 		MinVersion: tls.VersionTLS12,
@@ -322,9 +311,8 @@ func (f *Files) ClientConfig(p Peer) *tls.Config {
 			m, _ := f.refresh()
 			return &m.cert, nil
 		},
-		// The library's own check would use the CA of the day this
-		// configuration was made; VerifyConnection does the same check, always,
-		// with the CA of now.
+		// The library's check would use the CA at the time of this call. VerifyConnection makes the
+		// same check with the current CA.
 		InsecureSkipVerify: true,
 		VerifyConnection: func(state tls.ConnectionState) error {
 			return f.verifyServer(state, p)
@@ -359,7 +347,7 @@ func (f *Files) verifyServer(state tls.ConnectionState, p Peer) error {
 		KeyUsages:     []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	})
 	if err != nil {
-		return fmt.Errorf("certificate of %s is not good for the CA in %s: %w", p.Hosts[0], f.cfg.CA, err)
+		return fmt.Errorf("certificate of %s is not valid for the CA in %s: %w", p.Hosts[0], f.cfg.CA, err)
 	}
 	for _, host := range p.Hosts {
 		if err = leaf.VerifyHostname(host); err == nil {
@@ -391,8 +379,7 @@ func (f *Files) verifyServer(state tls.ConnectionState, p Peer) error {
 	return nil
 }
 
-// refresh returns the material in use, after a look at the files if the last
-// look is a second old.
+// refresh returns the material in use. It checks the files if the last check is a second old.
 func (f *Files) refresh() (*material, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -405,8 +392,7 @@ func (f *Files) refresh() (*material, error) {
 	if err == nil && f.err == nil && stamps == f.current.stamp {
 		return f.current, nil
 	}
-	// A file that can not even be looked at is left to read, whose error says
-	// what to set.
+	// If os.Stat failed, read returns an error that names the setting.
 	m, err := f.read()
 	if err != nil {
 		if f.err == nil || f.err.Error() != err.Error() {
@@ -433,8 +419,8 @@ func (f *Files) stamps() (s [3]stamp, err error) {
 	return s, nil
 }
 
-// read takes the stamps before the content: a file that changes in between is
-// then read again next time.
+// read takes the stamps before the content, so that a file that changes in between is read again
+// next time.
 func (f *Files) read() (*material, error) {
 	set := f.cfg.Settings
 	files := []struct{ setting, path string }{{set.CA, f.cfg.CA}, {set.Cert, f.cfg.Cert}, {set.Key, f.cfg.Key}}
@@ -473,8 +459,8 @@ func (f *Files) read() (*material, error) {
 			strings.TrimPrefix(err.Error(), "tls: "))
 	}
 	m.leaf = m.cert.Leaf
-	// Our own certificate may name nobody (existing issuers use free names);
-	// what its peers make of it is theirs to say. A malformed one is an error.
+	// Our own certificate may have no identity, because other CAs use arbitrary names. A malformed
+	// identity is an error.
 	m.identity, err = FromCertificate(m.leaf, f.cfg.Mapping)
 	if err != nil && !errors.Is(err, ErrNoIdentity) {
 		return nil, fmt.Errorf("TLS: %s=%s: %w", set.Cert, f.cfg.Cert, err)
@@ -482,8 +468,8 @@ func (f *Files) read() (*material, error) {
 	return m, nil
 }
 
-// warnings are those of the files and, as of now, of the leaf's validity. An
-// expired leaf is no error: a clock may be wrong, and peers refuse it anyway.
+// warnings returns the warnings of the files and of the leaf's validity. An expired leaf is not an
+// error: the clock may be wrong, and peers refuse it anyway.
 func (f *Files) warnings(m *material) []string {
 	all := slices.Clone(m.warnings)
 	now := f.cfg.Now()

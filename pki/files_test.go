@@ -110,7 +110,7 @@ func TestMutualTLS(t *testing.T) {
 		{name: "a client of another CA is refused", client: Paths{CA: leaf["agent/node-a"].CA, Cert: other["agent/node-a"].Cert, Key: other["agent/node-a"].Key}, peer: Peer{Hosts: here},
 			server: "unknown authority", err: "unknown certificate authority"},
 		{name: "a server of another CA is refused", client: other["agent/node-a"], peer: Peer{Hosts: here},
-			server: "bad certificate", err: "is not good for the CA in"},
+			server: "bad certificate", err: "is not valid for the CA in"},
 		{name: "a wrong host is refused", client: leaf["agent/node-a"], peer: Peer{Hosts: []string{"x.example.com"}},
 			server: "bad certificate", err: "x.example.com"},
 		{name: "a wrong role is refused", client: leaf["agent/node-a"], peer: Peer{Hosts: here, Role: RoleGateway},

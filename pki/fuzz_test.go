@@ -138,7 +138,7 @@ func FuzzMembership(f *testing.F) {
 	f.Add([]byte(`null`))
 	f.Add([]byte(`{"schedulers":{}}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if err := os.WriteFile(filepath.Join(k.Dir, keptCluster), data, 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(k.Dir, membershipFile), data, 0o600); err != nil {
 			t.Fatal(err)
 		}
 		m, err := k.Membership()

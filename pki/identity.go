@@ -11,11 +11,10 @@ import (
 	"strings"
 )
 
-// Role is what a peer is, as far as permissions are concerned.
+// Role is the kind of a peer, which decides its permissions.
 type Role string
 
-// The roles that an identity can have. They are part of certificates, so they
-// are only ever added to.
+// The roles of an identity. Certificates contain them, so existing ones must not change.
 const (
 	RoleScheduler Role = "scheduler"
 	RoleAgent     Role = "agent"
@@ -32,32 +31,32 @@ func (r Role) Valid() bool {
 	return false
 }
 
-// Names of the users that have a meaning of their own.
+// Users with a special meaning.
 const (
 	// AdminID is the user who may do everything.
 	AdminID = "admin"
-	// AnonymousID is whoever calls a program that runs with -insecure.
+	// AnonymousID is every caller of a program that runs with -insecure.
 	AnonymousID = "anonymous"
 )
 
-// Identity says who a peer is. It is comparable; the zero value is nobody.
+// Identity identifies a peer. It is comparable; the zero value is nobody.
 type Identity struct {
-	// Cluster is the cluster the certificate was issued for; empty when the
-	// identity was mapped from a certificate that names none.
+	// Cluster is the cluster for which the certificate was issued. It is empty if the identity was
+	// mapped from a certificate without a cluster.
 	Cluster string
 	Role    Role
-	// ID is the node id of an agent, the server name of a scheduler or
-	// gateway, the user name of a user. At most 128 bytes.
+	// ID is the node id of an agent, the name of a scheduler or gateway, or the name of a user. At
+	// most 128 bytes.
 	ID string
 	// Fingerprint is the lower-case hex SHA-256 of the certificate; empty for
 	// the anonymous admin.
 	Fingerprint string
-	// CommonName is the subject's CN, for audit lines only.
+	// CommonName is the subject's CN, for audit events only.
 	CommonName string
-	// Mapped is true when the identity was derived from a service name (CN or
-	// DNS SAN) and not stated by a persys:// URI. Such an agent certificate
-	// does not prove a node id (contract/semantics.md, section 13); one whose
-	// name a mapping ties to a node does, and is not Mapped.
+	// Mapped is true if the identity was derived from a service name (CN or DNS SAN) and not from a
+	// persys:// URI. Such a certificate of an agent does not prove a node id
+	// (contract/semantics.md, section 13), unless a mapping ties its name to a node; then Mapped is
+	// false.
 	Mapped bool
 }
 
@@ -79,16 +78,14 @@ func (i Identity) IsAdmin() bool {
 	return i.Role == RoleUser && (i.ID == AdminID || i.IsAnonymous())
 }
 
-// SpeaksFor reports whether the identity may act as the node. A stated agent
-// identity, or one that the configuration ties to a node, speaks for that node
-// only; another mapped one is not tied to a node, because existing certificates
-// do not say which of their names is the node's.
+// SpeaksFor reports whether the identity may act as the node. An agent speaks for the node of its
+// id. A mapped agent may speak for any node, because certificates of legacy v1 peers do not say
+// which of their names is the node's.
 func (i Identity) SpeaksFor(node string) bool {
 	return i.Role == RoleAgent && (i.Mapped || i.ID == node)
 }
 
-// ErrNoIdentity is returned, wrapped, for a certificate that says nothing that
-// this cluster understands.
+// ErrNoIdentity is returned, wrapped, for a certificate without a known identity.
 var ErrNoIdentity = errors.New("certificate names no known identity")
 
 const scheme = "persys"
@@ -102,9 +99,8 @@ func (i Identity) URI() (*url.URL, error) {
 	return &url.URL{Scheme: scheme, Host: i.Cluster, Path: "/" + string(i.Role) + "/" + i.ID}, nil
 }
 
-// String is the text form that travels in metadata between replicas: the URI,
-// followed by "?" and what an audit line needs. ParseIdentity reads it back.
-// The output is printable ASCII.
+// String returns the text form for metadata between replicas: the URI, then "?" and the fields for
+// audit events. ParseIdentity reads it. It is printable ASCII.
 func (i Identity) String() string {
 	var b strings.Builder
 	b.WriteString(scheme + "://" + i.Cluster + "/" + string(i.Role) + "/" + i.ID)
@@ -124,9 +120,8 @@ func (i Identity) String() string {
 	return b.String()
 }
 
-// ParseIdentity reads the text form of String. It accepts exactly what String
-// writes: an unknown key, another order or another spelling is an error, so
-// two replicas can never read one header differently.
+// ParseIdentity reads the text form of String. Any other key, order or spelling is an error, so
+// that two replicas never read the same header differently.
 func ParseIdentity(s string) (Identity, error) {
 	const max = 2048
 	if len(s) > max {
@@ -215,26 +210,25 @@ func validName(s, extra string) bool {
 	return true
 }
 
-// Mapping turns certificates without a persys:// URI, as existing tools issue
-// them, into identities.
+// Mapping maps certificates without a persys:// URI, as other CAs issue them, to identities.
 type Mapping struct {
-	// Cluster, when set, is the only cluster that a URI may name, and the
-	// cluster of every mapped identity.
+	// Cluster, if set, is the only cluster that a URI may name, and the cluster of every mapped
+	// identity.
 	Cluster string
-	// Names maps a service name to what its holder is. A service name matches
-	// the CN, a DNS SAN, or the first label of a DNS SAN.
+	// Names maps service names to principals. A service name matches the CN, a DNS SAN, or the
+	// first label of a DNS SAN.
 	Names map[string]Principal
 }
 
-// Principal is what a service name stands for. An empty ID means: the CN of
-// the certificate unless a DNS SAN says better (the node name of an agent).
+// Principal is a role and id. An empty ID stands for a name in the certificate: a DNS SAN such as
+// the node name of an agent, else the service name.
 type Principal struct {
 	Role Role
 	ID   string
 }
 
-// DefaultMapping knows the service names of legacy v1 peers
-// (contract/semantics.md, section 13). A new value each time.
+// DefaultMapping returns a new mapping with the service names of legacy v1 peers
+// (contract/semantics.md, section 13).
 func DefaultMapping(cluster string) Mapping {
 	return Mapping{Cluster: cluster, Names: map[string]Principal{
 		"persys-scheduler": {Role: RoleScheduler},
@@ -248,9 +242,9 @@ func DefaultMapping(cluster string) Mapping {
 	}}
 }
 
-// With adds what an operator says of certificates from elsewhere: names as in
-// Names, each with "<role>" or "<role>/<id>". The id of an agent is its node, and
-// then the certificate is good for no other node; that of a user is the user.
+// With adds an operator's mappings for certificates of other CAs: service names as in Names, each
+// with "<role>" or "<role>/<id>". The id of an agent is its node, and the certificate is then valid
+// for that node only. The id of a user is the user name.
 func (m Mapping) With(peers map[string]string) (Mapping, error) {
 	out := Mapping{Cluster: m.Cluster, Names: maps.Clone(m.Names)}
 	if out.Names == nil {
@@ -261,7 +255,7 @@ func (m Mapping) With(peers map[string]string) (Mapping, error) {
 		p := Principal{Role: Role(role), ID: id}
 		check := Identity{Role: p.Role, ID: id}
 		if !named {
-			check.ID = "x" // it comes from the certificate
+			check.ID = "x" // the certificate provides the id
 		}
 		if err := check.check(true); err != nil {
 			return Mapping{}, fmt.Errorf("peer %q: %q is not <role> or <role>/<id>: %w", name, text, err)
@@ -274,10 +268,9 @@ func (m Mapping) With(peers map[string]string) (Mapping, error) {
 	return out, nil
 }
 
-// FromCertificate says whose certificate it is: its persys:// URI decides, and
-// without one the mapping does. The certificate's chain has to be verified
-// already. Errors: a malformed or foreign URI, more than one URI, names that
-// stand for different roles, or ErrNoIdentity.
+// FromCertificate returns the identity of a certificate: that of its persys:// URI, or without one
+// that of the mapping. The chain must have been verified. Errors: a malformed or foreign URI, more
+// than one URI, names that map to different roles, or ErrNoIdentity.
 func FromCertificate(cert *x509.Certificate, m Mapping) (Identity, error) {
 	if cert == nil {
 		return Identity{}, fmt.Errorf("%w: no certificate", ErrNoIdentity)
@@ -356,8 +349,8 @@ func (m Mapping) match(cert *x509.Certificate) (Principal, string, error) {
 	return found, service, nil
 }
 
-// hostOf picks the most telling DNS name: existing issuers list the service
-// name, localhost and qualified names first and the node id last.
+// hostOf returns the most specific DNS name. Issuers of legacy v1 peers list the service name,
+// localhost and qualified names first and the node id last.
 func hostOf(cert *x509.Certificate, service string) string {
 	best := ""
 	for _, name := range cert.DNSNames {

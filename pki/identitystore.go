@@ -14,49 +14,49 @@ import (
 	"strings"
 )
 
-// Names of the files of a Identity identity.
+// Names of the files of an IdentityStore.
 const (
-	keptIdentity = "identity.pem"
-	keptRoots    = "ca.pem"
-	keptCluster  = "cluster.json"
-	keptPending  = "pending-key.pem"
+	identityFile   = "identity.pem"
+	rootsFile      = "ca.pem"
+	membershipFile = "cluster.json"
+	pendingKeyFile = "pending-key.pem"
 )
 
-// Identity is the folder in which a program keeps the identity that it was given:
-// key and certificates in one file, so that they change together, the roots that
-// it believes, and what it knows of its cluster. Folder 0700, key 0600.
+// IdentityStore is the folder in which a program stores its identity: key and certificates in one
+// file, so that they change together, the trusted roots, and its Membership. The folder has mode
+// 0700, the key 0600.
 type IdentityStore struct{ Dir string }
 
-// Membership is what a program remembers of the cluster that it joined.
+// Membership describes the cluster that a program joined.
 type Membership struct {
 	Cluster string `json:"cluster"`
 	Role    Role   `json:"role"`
 	Name    string `json:"name"`
-	// Token is the id of the join token that it joined with.
+	// Token is the id of the join token that it used.
 	Token      string   `json:"token,omitempty"`
 	Schedulers []string `json:"schedulers,omitempty"`
-	// Gossip are the gossip addresses of schedulers; of schedulers only.
+	// Gossip holds the gossip addresses of schedulers. Only schedulers store them.
 	Gossip []string `json:"gossip,omitempty"`
 }
 
-// Exists reports whether there is an identity.
-func (k IdentityStore) Exists() bool {
-	_, err := os.Stat(filepath.Join(k.Dir, keptIdentity))
+// Exists reports whether an identity is stored.
+func (s IdentityStore) Exists() bool {
+	_, err := os.Stat(filepath.Join(s.Dir, identityFile))
 	return err == nil
 }
 
-// Paths are the files for LoadFiles.
-func (k IdentityStore) Paths() Paths {
-	id := filepath.Join(k.Dir, keptIdentity)
-	return Paths{CA: filepath.Join(k.Dir, keptRoots), Cert: id, Key: id}
+// Paths returns the files for LoadFiles.
+func (s IdentityStore) Paths() Paths {
+	id := filepath.Join(s.Dir, identityFile)
+	return Paths{CA: filepath.Join(s.Dir, rootsFile), Cert: id, Key: id}
 }
 
-// Request makes a certificate request, and keeps its key until Save: whoever asks
-// again after an answer that was lost asks for the same key.
-func (k IdentityStore) Request(hosts []string) (keyPEM, csr []byte, err error) {
-	path := filepath.Join(k.Dir, keptPending)
+// Request makes a certificate request. It stores the key until Save, so that a request that is
+// repeated after a lost answer is for the same key.
+func (s IdentityStore) Request(hosts []string) (keyPEM, csr []byte, err error) {
+	path := filepath.Join(s.Dir, pendingKeyFile)
 	if keyPEM, err = os.ReadFile(path); errors.Is(err, fs.ErrNotExist) {
-		if err := os.MkdirAll(k.Dir, 0o700); err != nil {
+		if err := os.MkdirAll(s.Dir, 0o700); err != nil {
 			return nil, nil, err
 		}
 		if keyPEM, csr, err = NewRequest(hosts); err != nil {
@@ -76,72 +76,72 @@ func (k IdentityStore) Request(hosts []string) (keyPEM, csr []byte, err error) {
 }
 
 // Save replaces the identity.
-func (k IdentityStore) Save(keyPEM, chainPEM, rootsPEM []byte) error {
-	if err := k.saveIdentity(keyPEM, chainPEM, rootsPEM); err != nil {
+func (s IdentityStore) Save(keyPEM, chainPEM, rootsPEM []byte) error {
+	if err := s.saveIdentity(keyPEM, chainPEM, rootsPEM); err != nil {
 		return err
 	}
-	return k.dropPending()
+	return s.dropPending()
 }
 
-// SaveJoined is Save for the answer to a join token, and remembers the cluster. The pending
-// key goes last: a join that was cut short is one that the token allows again, for that key.
-func (k IdentityStore) SaveJoined(keyPEM, chainPEM, rootsPEM []byte, m Membership) error {
-	if err := k.saveIdentity(keyPEM, chainPEM, rootsPEM); err != nil {
+// SaveJoined is Save for the answer to a join token, and also stores the membership. It removes the
+// pending key last: the token lets an interrupted join be repeated with that key.
+func (s IdentityStore) SaveJoined(keyPEM, chainPEM, rootsPEM []byte, m Membership) error {
+	if err := s.saveIdentity(keyPEM, chainPEM, rootsPEM); err != nil {
 		return err
 	}
-	if err := k.SaveMembership(m); err != nil {
+	if err := s.SaveMembership(m); err != nil {
 		return err
 	}
-	return k.dropPending()
+	return s.dropPending()
 }
 
-func (k IdentityStore) saveIdentity(keyPEM, chainPEM, rootsPEM []byte) error {
-	if err := os.MkdirAll(k.Dir, 0o700); err != nil {
+func (s IdentityStore) saveIdentity(keyPEM, chainPEM, rootsPEM []byte) error {
+	if err := os.MkdirAll(s.Dir, 0o700); err != nil {
 		return err
 	}
-	if err := k.SaveRoots(rootsPEM); err != nil {
+	if err := s.SaveRoots(rootsPEM); err != nil {
 		return err
 	}
-	return WriteFile(filepath.Join(k.Dir, keptIdentity), append(bytes.Clone(chainPEM), keyPEM...), 0o600)
+	return WriteFile(filepath.Join(s.Dir, identityFile), append(bytes.Clone(chainPEM), keyPEM...), 0o600)
 }
 
-func (k IdentityStore) dropPending() error {
-	err := os.Remove(filepath.Join(k.Dir, keptPending))
+func (s IdentityStore) dropPending() error {
+	err := os.Remove(filepath.Join(s.Dir, pendingKeyFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	return err
 }
 
-// Leaf is the certificate that is kept.
-func (k IdentityStore) Leaf() (*x509.Certificate, error) {
-	data, err := os.ReadFile(filepath.Join(k.Dir, keptIdentity))
+// Leaf returns the stored certificate.
+func (s IdentityStore) Leaf() (*x509.Certificate, error) {
+	data, err := os.ReadFile(filepath.Join(s.Dir, identityFile))
 	if err != nil {
 		return nil, err
 	}
 	block, _ := pem.Decode(data)
 	if block == nil || block.Type != "CERTIFICATE" {
-		return nil, fmt.Errorf("%s: does not begin with a PEM certificate", filepath.Join(k.Dir, keptIdentity))
+		return nil, fmt.Errorf("%s: does not begin with a PEM certificate", filepath.Join(s.Dir, identityFile))
 	}
 	return x509.ParseCertificate(block.Bytes)
 }
 
-// SaveRoots replaces the roots, if they differ.
-func (k IdentityStore) SaveRoots(rootsPEM []byte) error {
+// SaveRoots replaces the roots if they differ.
+func (s IdentityStore) SaveRoots(rootsPEM []byte) error {
 	if _, err := parseRoots(rootsPEM); err != nil {
 		return fmt.Errorf("roots: %w", err)
 	}
-	path := filepath.Join(k.Dir, keptRoots)
+	path := filepath.Join(s.Dir, rootsFile)
 	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, rootsPEM) {
 		return nil
 	}
 	return WriteFile(path, rootsPEM, 0o644)
 }
 
-// SaveBeside is Save with one root, which is believed beside those that are kept. What is no certificate among them
-// is left out.
-func (k IdentityStore) SaveBeside(keyPEM, chainPEM, root []byte) error {
-	data, err := os.ReadFile(filepath.Join(k.Dir, keptRoots))
+// SaveBeside is Save, but adds one root to the stored ones. Stored entries that are not
+// certificates are dropped.
+func (s IdentityStore) SaveBeside(keyPEM, chainPEM, root []byte) error {
+	data, err := os.ReadFile(filepath.Join(s.Dir, rootsFile))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -151,34 +151,34 @@ func (k IdentityStore) SaveBeside(keyPEM, chainPEM, root []byte) error {
 			ders = append(ders, block.Bytes)
 		}
 	}
-	return k.Save(keyPEM, chainPEM, EncodeCerts(ders...))
+	return s.Save(keyPEM, chainPEM, EncodeCerts(ders...))
 }
 
-// SaveFile replaces a file that nobody else may read; the folder is made.
-func (k IdentityStore) SaveFile(path string, data []byte) error {
-	if err := os.MkdirAll(k.Dir, 0o700); err != nil {
+// SaveFile replaces a file of mode 0600. It creates the folder if needed.
+func (s IdentityStore) SaveFile(path string, data []byte) error {
+	if err := os.MkdirAll(s.Dir, 0o700); err != nil {
 		return err
 	}
 	return WriteFile(path, data, 0o600)
 }
 
-// SaveMembership remembers the cluster.
-func (k IdentityStore) SaveMembership(m Membership) error {
+// SaveMembership stores the membership.
+func (s IdentityStore) SaveMembership(m Membership) error {
 	raw, err := json.MarshalIndent(m, "", "  ")
 	if err != nil {
 		return err
 	}
-	return k.SaveFile(filepath.Join(k.Dir, keptCluster), append(raw, '\n'))
+	return s.SaveFile(filepath.Join(s.Dir, membershipFile), append(raw, '\n'))
 }
 
-// Membership reads what SaveMembership wrote; the zero value when there is none.
-func (k IdentityStore) Membership() (Membership, error) {
+// Membership reads the stored membership. It is zero if there is none.
+func (s IdentityStore) Membership() (Membership, error) {
 	var m Membership
-	_, err := ReadJSON(filepath.Join(k.Dir, keptCluster), &m)
+	_, err := ReadJSON(filepath.Join(s.Dir, membershipFile), &m)
 	return m, err
 }
 
-// ReadJSON reads a file into v; false: there is none.
+// ReadJSON decodes a file into v. It returns false if the file does not exist.
 func ReadJSON(path string, v any) (bool, error) {
 	raw, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -193,7 +193,7 @@ func ReadJSON(path string, v any) (bool, error) {
 	return true, nil
 }
 
-// EncodeCerts writes certificates as PEM, each one once.
+// EncodeCerts encodes certificates as PEM without duplicates.
 func EncodeCerts(ders ...[]byte) []byte {
 	var out []byte
 	seen := map[string]bool{}
@@ -206,26 +206,26 @@ func EncodeCerts(ders ...[]byte) []byte {
 	return out
 }
 
-// The files of a CA folder, as `persysctl ca init` makes it. The root's key is
-// needed by nobody but `persysctl ca rotate`: keep that file elsewhere.
+// The files of a CA folder, which `persysctl ca init` creates. Only `persysctl ca rotate` needs the
+// root's key, so it should be stored offline.
 const (
 	caRoot       = "root.pem"
 	caRootKey    = "root-key.pem"
 	caIssuing    = "issuing.pem"
 	caIssuingKey = "issuing-key.pem"
-	// caUnfinished is there while a CA is being made: what is beside it without a root's certificate was used by
-	// nobody.
+	// caUnfinished marks a CA that is being created. Without a root certificate beside it, the
+	// other files were never used.
 	caUnfinished = "unfinished"
 )
 
-// CAFolder is a CA on disk, offline.
+// CAFolder is an offline CA on disk.
 type CAFolder struct{ Dir string }
 
-// RootKeyPath is where the root's key is.
+// RootKeyPath returns the path of the root's key.
 func (f CAFolder) RootKeyPath() string { return filepath.Join(f.Dir, caRootKey) }
 
-// Create writes a new root and an issuing authority. A folder that holds a CA is
-// left alone: the error wraps fs.ErrExist.
+// Create writes a new root and issuing authority. If the folder already holds a CA, it changes
+// nothing and returns an error that wraps fs.ErrExist.
 func (f CAFolder) Create(root *Root, a *Authority) error {
 	if err := os.MkdirAll(f.Dir, 0o700); err != nil {
 		return err
@@ -244,13 +244,14 @@ func (f CAFolder) Create(root *Root, a *Authority) error {
 	if err := WriteFile(unfinished, nil, 0o600); err != nil {
 		return err
 	}
-	if err := f.write(root, a); err != nil { // on a full disk, say: what is there is no CA, and is written over
+	if err := f.write(root, a); err != nil { // for instance a full disk; the next Create overwrites the unfinished files
 		return err
 	}
 	return f.settle()
 }
 
-// settle takes the mark of an unfinished CA from one that is whole, lest the mark outlive it and give its keys away.
+// settle removes the mark of an unfinished CA from a complete one. With a stale mark, Create would
+// overwrite the CA's keys.
 func (f CAFolder) settle() error {
 	if !f.has(caRoot) {
 		return nil
@@ -266,8 +267,9 @@ func (f CAFolder) has(name string) bool {
 	return err == nil
 }
 
-// write puts keys before certificates, and the root's last. An interrupted run leaves a CA that is unfinished, or one
-// whose keys and certificates do not belong together; what was replaced is beside them.
+// write writes keys before certificates, and the root certificate last. An interrupted run leaves
+// an unfinished CA, or one whose keys and certificates do not match; Replace has stored the old
+// files beside them.
 func (f CAFolder) write(root *Root, a *Authority) error {
 	for _, w := range []struct {
 		name string
@@ -292,7 +294,7 @@ func (f CAFolder) write(root *Root, a *Authority) error {
 	return nil
 }
 
-// Authority reads the issuing authority; the root's key need not be there.
+// Authority reads the issuing authority. It does not need the root's key.
 func (f CAFolder) Authority() (*Authority, error) {
 	root, _, err := readCert(filepath.Join(f.Dir, caRoot))
 	if err != nil {
@@ -325,7 +327,7 @@ func (f CAFolder) Root() (*Root, error) {
 	}
 	key, err := readKey(f.RootKeyPath())
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%s is not there: bring the root's key back from where it is kept: %w", f.RootKeyPath(), err)
+		return nil, fmt.Errorf("%s is missing: bring the root's key back from its offline storage: %w", f.RootKeyPath(), err)
 	}
 	if err != nil {
 		return nil, err
@@ -336,16 +338,15 @@ func (f CAFolder) Root() (*Root, error) {
 	return &Root{cert, key}, nil
 }
 
-// Cluster is the name in the root.
+// Cluster returns the cluster's name in the root certificate.
 func (r *Root) Cluster() string { return strings.Join(r.Cert.Subject.Organization, "/") }
 
-// Replace puts a new issuing authority, and with it maybe a new root, in place of
-// the present ones, which stay beside them under their fingerprints. The present root's
-// key may be kept elsewhere. What the present root signs also takes the place of an
-// authority that is lost or damaged; of that, what is there stays beside it, too. A
-// change of roots that was cut short can be made again only while the folder's issuing
-// authority is still the former one, key and certificate: else its files are to be put
-// back from beside first.
+// Replace replaces the issuing authority, and the root if it differs. It keeps the old files beside
+// the new ones, named by their fingerprint. The present root's key may be stored elsewhere. A
+// damaged or missing authority can be replaced by one that the present root signed.
+//
+// An interrupted change of roots can be repeated only while the folder still holds the old issuing
+// key and certificate. Otherwise restore the old files first.
 func (f CAFolder) Replace(root *Root, a *Authority) error {
 	if err := f.settle(); err != nil {
 		return err
@@ -365,7 +366,7 @@ func (f CAFolder) Replace(root *Root, a *Authority) error {
 	}
 	for _, name := range names {
 		from, beside := filepath.Join(f.Dir, name), strings.TrimSuffix(name, ".pem")+suffix+".pem"
-		if f.has(beside) { // by a run that was cut short: what stands here may be that run's by now
+		if f.has(beside) { // stored by an interrupted run; the present file may be new already
 			continue
 		}
 		data, err := os.ReadFile(from)

@@ -15,47 +15,47 @@ import (
 
 const (
 	tokenPrefix = "persys-join-1."
-	// tokenMax bounds what is read as a token.
+	// tokenMax is the longest token in bytes.
 	tokenMax    = 4096
 	secretBytes = 32
 )
 
-// JoinToken lets its holder get a certificate, and tells it which cluster to
-// believe: the root's fingerprint is part of it. It prints without its secret.
+// JoinToken lets its holder enrol for a certificate. It contains the fingerprint of the cluster's
+// root, so that the holder can authenticate the cluster. It prints without its secret.
 type JoinToken struct {
 	ID      string `json:"id"`
 	Secret  []byte `json:"secret"`
 	Cluster string `json:"cluster"`
 	Role    Role   `json:"role"`
-	// Name is the only name that it is good for; empty: any new one.
+	// Name is the only name for which the token is valid; empty for any new name.
 	Name string `json:"name,omitempty"`
 	// Access of a user: viewer, operator or admin.
 	Access string `json:"access,omitempty"`
 	// Root is the fingerprint of the cluster's root certificate.
 	Root string `json:"root"`
-	// Roots are the fingerprints of further roots that the cluster believes: while one
-	// replaces another, schedulers have certificates of either.
+	// Roots are the fingerprints of further trusted roots. During a change of roots, schedulers
+	// have certificates of either.
 	Roots []string `json:"roots,omitempty"`
-	// Schedulers are where the schedulers answer, host:port.
+	// Schedulers are the gRPC addresses of the schedulers, host:port.
 	Schedulers []string  `json:"schedulers"`
 	Expires    time.Time `json:"expires"`
 }
 
-// SecretHash is what the cluster keeps of the secret.
+// SecretHash returns the hash that the cluster stores in place of the secret.
 func (t JoinToken) SecretHash() []byte {
 	sum := sha256.Sum256(t.Secret)
 	return sum[:]
 }
 
-// String names the token; it does not hold the secret.
+// String describes the token without its secret.
 func (t JoinToken) String() string {
 	return fmt.Sprintf("join token %s (%s of cluster %s)", t.ID, t.Role, t.Cluster)
 }
 
-// GoString keeps the secret out of %#v.
+// GoString hides the secret from %#v.
 func (t JoinToken) GoString() string { return t.String() }
 
-// Export is the one line that is handed to whoever shall join.
+// Export returns the token as one line for the joining program.
 func (t JoinToken) Export() (string, error) {
 	raw, err := json.Marshal(t)
 	if err != nil {
@@ -65,7 +65,7 @@ func (t JoinToken) Export() (string, error) {
 	return body + "." + checksum(body), nil
 }
 
-// IsJoinToken tells a token from an address.
+// IsJoinToken reports whether s is a token and not an address.
 func IsJoinToken(s string) bool { return strings.HasPrefix(strings.TrimSpace(s), tokenPrefix) }
 
 // ParseJoinToken reads what Export wrote. Errors never hold the secret.
@@ -98,18 +98,18 @@ func ParseJoinToken(s string) (JoinToken, error) {
 	return t, nil
 }
 
-// ErrForeign: the other side is not of the cluster that the token is of.
-var ErrForeign = errors.New("it is not a scheduler of the cluster that the join token is of")
+// ErrForeign is returned if the server is not a scheduler of the token's cluster.
+var ErrForeign = errors.New("the server is not a scheduler of the cluster that issued the join token")
 
-// ClientConfig is for the one call that is made before there is a certificate:
-// the server must be a scheduler of the cluster whose root the token pins.
+// ClientConfig returns the TLS configuration for Enrol, the only call without a client certificate.
+// The server must be a scheduler of the cluster whose root the token contains.
 func (t JoinToken) ClientConfig(host string, now func() time.Time) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
 		ServerName: host,
 		NextProtos: []string{"h2"},
-		// The root is not known beforehand, only its fingerprint: VerifyConnection
-		// makes the whole check.
+		// Only the root's fingerprint is known in advance, so VerifyConnection makes the whole
+		// check.
 		InsecureSkipVerify: true,
 		VerifyConnection: func(state tls.ConnectionState) error {
 			return t.verify(state, host, now())

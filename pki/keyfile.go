@@ -15,43 +15,41 @@ import (
 )
 
 const (
-	// keyFileMax bounds what is read as a key file.
+	// keyFileMax is the largest key file in bytes.
 	keyFileMax = 4096
-	// wrapPrefix begins a key file whose key is not in it as it is:
-	// persys-wrapped-key-1.<kind>.<what the Wrapper made>.
+	// wrapPrefix begins a key file with a wrapped key: persys-wrapped-key-1.<kind>.<wrapped key>.
 	wrapPrefix = "persys-wrapped-key-1."
 )
 
-// Wrapper protects the key in a key file: who has the file has not got the key.
+// Wrapper encrypts the key in a key file, so that the file alone does not reveal the key.
 type Wrapper interface {
-	// Kind names it in the file: lower-case letters.
+	// Kind is the wrapper's name in the file, in lower-case letters.
 	Kind() string
-	// Wrap makes one line of printable ASCII without spaces.
+	// Wrap returns one line of printable ASCII without spaces.
 	Wrap(plain []byte) (string, error)
 	Unwrap(wrapped string) ([]byte, error)
 }
 
-// KeyFile is a file that holds a Key, closed to group and others.
+// KeyFile is a file that holds a Key. Group and others must not have access.
 type KeyFile struct {
 	Path string
-	// Wrap protects what the file holds; nil: the file's mode is all. A file that is
-	// not protected yet is replaced by one that is when it is loaded.
+	// Wrap encrypts the key in the file; nil stores it in plain text. Load replaces a plain file by
+	// a wrapped one.
 	Wrap Wrapper
 }
 
-// LoadKey reads a key file that nothing else protects.
+// LoadKey reads a plain key file.
 func LoadKey(path string) (*Key, error) { return KeyFile{Path: path}.Load() }
 
-// LoadOrCreateKey reads a key file that nothing else protects, or makes one.
+// LoadOrCreateKey reads a plain key file, or creates one.
 func LoadOrCreateKey(path string) (k *Key, created bool, err error) {
 	return KeyFile{Path: path}.LoadOrCreate()
 }
 
-// ImportKey writes an exported key to a file that nothing else protects.
+// ImportKey writes an exported key to a plain key file.
 func ImportKey(path, text string) (*Key, error) { return KeyFile{Path: path}.Import(text) }
 
-// Load reads the key. The file must be regular and closed to group and others (mode
-// 0600 or less).
+// Load reads the key. The file must be a regular file of mode 0600 or less.
 func (f KeyFile) Load() (*Key, error) {
 	text, err := f.read()
 	if err != nil {
@@ -103,7 +101,7 @@ func (f KeyFile) parse(text string) (*Key, error) {
 	}
 	kind, body, _ := strings.Cut(rest, ".")
 	if f.Wrap == nil || f.Wrap.Kind() != kind {
-		return nil, fmt.Errorf("the key in it is protected by %s, which is not set up here", clipWord(kind))
+		return nil, fmt.Errorf("the key in it is protected by %s, which is not configured here", clipWord(kind))
 	}
 	plain, err := f.Wrap.Unwrap(body)
 	if err != nil {
@@ -119,8 +117,7 @@ func clipWord(s string) string {
 	return s
 }
 
-// protect replaces a file that holds the key as it is, once it is sure that what
-// replaces it can be read.
+// protect replaces a plain file by a wrapped one, after checking that the wrapped key can be read.
 func (f KeyFile) protect(k *Key) error {
 	text, err := f.text(k)
 	if err != nil {
@@ -131,12 +128,12 @@ func (f KeyFile) protect(k *Key) error {
 		return err
 	}
 	if again.id != k.id {
-		return errors.New("what was protected is not what comes back")
+		return errors.New("the wrapped key does not unwrap to the same key")
 	}
 	return WriteFile(f.Path, []byte(text+"\n"), 0o600)
 }
 
-// text is what the file holds.
+// text returns the content of the file.
 func (f KeyFile) text(k *Key) (string, error) {
 	if f.Wrap == nil {
 		return k.Export(), nil
@@ -148,9 +145,9 @@ func (f KeyFile) text(k *Key) (string, error) {
 	return wrapPrefix + f.Wrap.Kind() + "." + body, nil
 }
 
-// LoadOrCreate reads the file, or makes one with a new key when there is none; created
-// tells which. Of several callers at once one creates and all get that key. The folder
-// is made with mode 0700 when it is missing.
+// LoadOrCreate reads the file, or creates it with a new key if it does not exist. Of several
+// concurrent callers one creates the file and all get that key. A missing folder is created with
+// mode 0700.
 func (f KeyFile) LoadOrCreate() (k *Key, created bool, err error) {
 	k, err = f.Load()
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -170,15 +167,14 @@ func (f KeyFile) LoadOrCreate() (k *Key, created bool, err error) {
 	return k, true, nil
 }
 
-// Import writes an exported key. A file that already holds this key is left alone; one
-// that holds another is an error, because replacing it would make what was sealed
-// under it unreadable.
+// Import writes an exported key. A file that holds this key already stays as it is. A file with
+// another key is an error, because secrets that were sealed under that key would be lost.
 func (f KeyFile) Import(text string) (*Key, error) {
 	k, err := ParseKey(text)
 	if err != nil {
 		return nil, err
 	}
-	old, err := f.Load() // first: where it is mounted, nothing may be written beside it
+	old, err := f.Load() // read first: the folder may be a read-only mount
 	if errors.Is(err, fs.ErrNotExist) {
 		if err = f.store(k); err == nil {
 			return k, nil
@@ -196,8 +192,7 @@ func (f KeyFile) Import(text string) (*Key, error) {
 	return old, nil
 }
 
-// store creates the file whole or not at all; it fails with fs.ErrExist when
-// there is one.
+// store creates the file atomically. It fails with fs.ErrExist if the file exists.
 func (f KeyFile) store(k *Key) error {
 	text, err := f.text(k)
 	if err != nil {
@@ -211,15 +206,14 @@ func (f KeyFile) store(k *Key) error {
 		return fmt.Errorf("key file: %w", err)
 	}
 	defer os.Remove(temp)
-	// A link refuses an existing name, a rename would replace it.
+	// A link fails on an existing name; a rename would replace it.
 	if err := os.Link(temp, f.Path); err != nil {
 		return fmt.Errorf("key file: %w", err)
 	}
 	return syncDir(filepath.Dir(f.Path))
 }
 
-// Passphrase is a Wrapper: the key in the file is sealed under one that scrypt makes of
-// a passphrase.
+// Passphrase is a Wrapper that encrypts the key under a key which scrypt derives from a passphrase.
 type Passphrase string
 
 // String hides the passphrase.
@@ -229,17 +223,17 @@ func (Passphrase) String() string { return Redacted }
 func (Passphrase) GoString() string { return Redacted }
 
 const (
-	// passphraseLeast is the shortest one that is taken.
+	// passphraseLeast is the minimum length in bytes.
 	passphraseLeast = 12
 	// scrypt with N = 2^15, r = 8, p = 1 takes about 0.1 s and 32 MiB.
 	scryptN, scryptR, scryptP = 1 << 15, 8, 1
 	scryptSalt                = 16
 )
 
-// ErrPassphrase: the passphrase is not the one that the file was made with.
+// ErrPassphrase is returned for a wrong passphrase.
 var ErrPassphrase = errors.New("the passphrase is wrong, or the file was changed")
 
-// Check refuses one that is easily guessed.
+// Check refuses a passphrase that is too short.
 func (p Passphrase) Check() error {
 	if len(p) < passphraseLeast {
 		return fmt.Errorf("a passphrase of %d bytes, want %d or more", len(p), passphraseLeast)

@@ -8,24 +8,24 @@ import (
 	"time"
 )
 
-// ErrRevoked is returned, wrapped, for a certificate that is no longer good.
+// ErrRevoked is returned, wrapped, for a revoked certificate.
 var ErrRevoked = errors.New("certificate is revoked")
 
-// Revoked is what a cluster has revoked. It is not changed once it is in use.
+// Revoked holds the revocations of a cluster. It must not be changed after Files.Revoke.
 type Revoked struct {
-	// Identities are refused that were issued until the time, by "<role>/<id>".
+	// Identities maps "<role>/<id>" to a time. Certificates issued until then are refused.
 	Identities map[string]time.Time
-	// Certificates are refused by fingerprint.
+	// Certificates holds the fingerprints of refused certificates.
 	Certificates map[string]bool
 }
 
-// Check refuses a revoked certificate. A certificate of another CA that maps to a
-// revoked identity is refused as well when it is not younger.
+// Check refuses a revoked certificate. It also refuses a certificate of another CA that maps to a
+// revoked identity, unless it is younger than the revocation.
 func (r *Revoked) Check(cert *x509.Certificate, id Identity) error {
 	return r.check(id, IssueTime(cert, id))
 }
 
-// IssueTime is when a certificate was issued, as far as a revocation of its name is concerned.
+// IssueTime returns the time of issue for comparison with a revocation of the identity.
 func IssueTime(cert *x509.Certificate, id Identity) time.Time {
 	if id.Mapped {
 		return cert.NotBefore
@@ -41,7 +41,7 @@ func (r *Revoked) check(id Identity, issued time.Time) error {
 		return fmt.Errorf("%w: %s %q, fingerprint %s", ErrRevoked, id.Role, id.ID, id.Fingerprint)
 	}
 	at, ok := r.Identities[string(id.Role)+"/"+id.ID]
-	// Certificates count in whole seconds, rounded down.
+	// Times in certificates are whole seconds, rounded down.
 	if ok && !issued.After(at) {
 		return fmt.Errorf("%w: %s %q, at %s; to let it join again: persysctl token create --role %s --name %s",
 			ErrRevoked, id.Role, id.ID, at.UTC().Format(time.RFC3339), id.Role, id.ID)
@@ -49,18 +49,18 @@ func (r *Revoked) check(id Identity, issued time.Time) error {
 	return nil
 }
 
-// CheckRevoked refuses an identity whose certificate was shown to somebody else, and was
-// issued then; the zero time is before every revocation.
+// CheckRevoked refuses a revoked identity whose certificate was presented to another program.
+// issued is when that certificate was issued; the zero time is before every revocation.
 func (f *Files) CheckRevoked(id Identity, issued time.Time) error {
 	return f.revoked.Load().check(id, issued)
 }
 
-// AwaitRevoked returns what CheckRevoked says as soon as it says something, or nil when ctx
-// ends before that.
+// AwaitRevoked waits until CheckRevoked fails and returns its error. It returns nil if ctx ends
+// first.
 func (f *Files) AwaitRevoked(ctx context.Context, id Identity, issued time.Time) error {
 	for {
 		f.mu.Lock()
-		news := f.news
+		changed := f.changed
 		f.mu.Unlock()
 		if err := f.CheckRevoked(id, issued); err != nil {
 			return err
@@ -68,7 +68,7 @@ func (f *Files) AwaitRevoked(ctx context.Context, id Identity, issued time.Time)
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-news:
+		case <-changed:
 		}
 	}
 }

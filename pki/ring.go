@@ -9,27 +9,26 @@ import (
 	"slices"
 )
 
-// GossipRing is the keys of a cluster's gossip, newest last. All of them open what
-// others have sealed; one seals. It travels and rests sealed under the cluster key, so
-// whoever was thrown out of the cluster, with that key, does not get the next ring.
+// GossipRing holds the keys of a cluster's gossip, newest last. Every key decrypts; one key
+// encrypts. A ring is stored and sent sealed under the cluster key.
 type GossipRing struct {
 	Keys []RingKey `json:"keys"`
-	// Seals is the id of the key that seals.
+	// Seals is the id of the key that encrypts.
 	Seals string `json:"seals"`
 }
 
-// RingKey is one key of a ring. Blank stands for the one that follows from the cluster
-// key, which every cluster begins with.
+// RingKey is one key of a ring. An empty Key stands for the initial key, which is derived from the
+// cluster key.
 type RingKey struct {
 	ID  string `json:"id"`
 	Key []byte `json:"key,omitempty"`
-	// Against stands for the schedulers that were revoked when the key was made, who never
-	// get it.
+	// Against is a hash of the schedulers that were revoked when the key was made. They never get
+	// the key.
 	Against string `json:"against,omitempty"`
 }
 
 const (
-	// FirstGossipKey is the id of the key that follows from the cluster key.
+	// FirstGossipKey is the id of the key that is derived from the cluster key.
 	FirstGossipKey = "first"
 	ringMax        = 3
 	maxAgainst     = 128
@@ -37,12 +36,12 @@ const (
 
 var ringContext = []byte("persys/gossip-ring")
 
-// NewGossipRing is what a cluster begins with.
+// NewGossipRing returns the initial ring of a cluster.
 func NewGossipRing() GossipRing {
 	return GossipRing{Keys: []RingKey{{ID: FirstGossipKey}}, Seals: FirstGossipKey}
 }
 
-// OpenGossipRing opens what Seal made; "" is what a cluster begins with.
+// OpenGossipRing opens a ring that Seal made. An empty text is the initial ring.
 func OpenGossipRing(key *Key, sealed string) (GossipRing, error) {
 	if sealed == "" {
 		return NewGossipRing(), nil
@@ -57,7 +56,7 @@ func OpenGossipRing(key *Key, sealed string) (GossipRing, error) {
 func parseRing(raw []byte) (GossipRing, error) {
 	var r GossipRing
 	if err := json.Unmarshal(raw, &r); err != nil {
-		return GossipRing{}, errors.New("gossip ring: not in the form that was expected")
+		return GossipRing{}, errors.New("gossip ring: not valid JSON")
 	}
 	if len(r.Keys) == 0 || len(r.Keys) > ringMax || !slices.Contains(r.IDs(), r.Seals) {
 		return GossipRing{}, fmt.Errorf("gossip ring: %d keys, and %q seals", len(r.Keys), clipWord(r.Seals))
@@ -76,7 +75,7 @@ func parseRing(raw []byte) (GossipRing, error) {
 	return r, nil
 }
 
-// Seal makes what the log holds of a ring.
+// Seal returns the ring sealed for the log.
 func (r GossipRing) Seal(key *Key) (string, error) {
 	raw, err := json.Marshal(r)
 	if err != nil {
@@ -85,7 +84,7 @@ func (r GossipRing) Seal(key *Key) (string, error) {
 	return key.Seal(raw, ringContext)
 }
 
-// IDs are the ids of its keys, in order.
+// IDs returns the ids of the keys, in order.
 func (r GossipRing) IDs() []string {
 	out := make([]string, len(r.Keys))
 	for i, k := range r.Keys {
@@ -94,20 +93,19 @@ func (r GossipRing) IDs() []string {
 	return out
 }
 
-// Settled reports whether there is one key, which seals.
+// Settled reports whether no rotation is in progress: there is only one key.
 func (r GossipRing) Settled() bool { return len(r.Keys) == 1 }
 
-// Newest is the id of the key that is to seal in the end.
+// Newest returns the id of the newest key, which encrypts after the rotation.
 func (r GossipRing) Newest() string { return r.Keys[len(r.Keys)-1].ID }
 
-// Against is what its newest key was made against.
+// Against returns the Against of the newest key.
 func (r GossipRing) Against() string { return r.Keys[len(r.Keys)-1].Against }
 
-// Add is the first step of a rotation: a new key, which opens, made against whom that stands
-// for.
+// Add is the first step of a rotation: it adds a new key, which only decrypts at first.
 func (r GossipRing) Add(against string) (GossipRing, error) {
 	if !r.Settled() {
-		return r, fmt.Errorf("gossip key %s is being brought in; wait for it", r.Newest())
+		return r, fmt.Errorf("the rotation to gossip key %s is in progress; wait for its end", r.Newest())
 	}
 	k := RingKey{Key: make([]byte, keySize), Against: against}
 	if _, err := rand.Read(k.Key); err != nil {
@@ -121,8 +119,8 @@ func (r GossipRing) Add(against string) (GossipRing, error) {
 	return GossipRing{Keys: append(slices.Clone(r.Keys), k), Seals: r.Seals}, nil
 }
 
-// Next is the step after the one that every replica has made: the new key seals, then
-// the others go. A step is what an event says of it.
+// Next returns the next step of a rotation, once every replica has taken the present one: first the
+// new key encrypts, then the other keys are removed. step is the text for the event.
 func (r GossipRing) Next() (next GossipRing, step string) {
 	switch newest := r.Newest(); {
 	case r.Settled():
@@ -134,7 +132,7 @@ func (r GossipRing) Next() (next GossipRing, step string) {
 	}
 }
 
-// Raw are the keys themselves: the one that seals, and all.
+// Raw returns the raw keys: the encrypting one, and all.
 func (r GossipRing) Raw(key *Key) (seals []byte, all [][]byte) {
 	for _, k := range r.Keys {
 		raw := k.Key

@@ -17,20 +17,20 @@ import (
 	"golang.org/x/crypto/chacha20poly1305"
 )
 
-// Redacted stands in for a secret wherever a spec is shown. An apply that
-// carries it is refused: it would overwrite the secret with the marker.
+// Redacted replaces secrets in shown specifications. An apply that contains it is refused, because
+// it would overwrite the secret with the marker.
 const Redacted = "***"
 
 // IsRedacted reports whether a value is the redaction marker.
 func IsRedacted(s string) bool { return strings.TrimSpace(s) == Redacted }
 
-// Kinds of failure of Open; compare with errors.Is.
+// Errors of Open; compare with errors.Is.
 var (
-	// ErrMalformed: the text is no sealed value.
+	// ErrMalformed is returned for text that is not a sealed value.
 	ErrMalformed = errors.New("not a sealed value")
-	// ErrWrongKey: it was sealed under another key.
+	// ErrWrongKey is returned for a value that was sealed under another key.
 	ErrWrongKey = errors.New("sealed under another key")
-	// ErrTampered: the text or its context was changed after sealing.
+	// ErrTampered is returned if the text or its context was changed after sealing.
 	ErrTampered = errors.New("sealed value or its context was changed")
 )
 
@@ -39,13 +39,12 @@ const (
 	keyPrefix = "persys-key-1"
 )
 
-// SealPrefix begins every sealed value.
+// SealPrefix is the prefix of every sealed value.
 const SealPrefix = "sealed:1:"
 
-// Key is a master secret of 32 bytes: the cluster key on schedulers, an
-// agent's own key on its machine (pki/DESIGN.md). Everything it does
-// uses a sub key of its own, so no use says anything about another. It is safe
-// for concurrent use and prints as its id only.
+// Key is a master secret of 32 bytes: the cluster key on schedulers, or an agent's own key on its
+// machine (DESIGN, decision 18). Each use has its own derived key, so that one use reveals nothing
+// about another. It is safe for concurrent use and prints only its id.
 type Key struct {
 	id      string
 	master  [keySize]byte
@@ -81,8 +80,7 @@ func keyFrom(master []byte) (*Key, error) {
 	if err != nil {
 		return nil, err
 	}
-	// XChaCha20 has nonces of 24 bytes: random ones never collide, however
-	// many values one cluster seals.
+	// XChaCha20 has nonces of 24 bytes, so random nonces do not collide in practice.
 	if k.seal, err = chacha20poly1305.NewX(sealKey); err != nil {
 		return nil, err
 	}
@@ -95,25 +93,25 @@ func keyFrom(master []byte) (*Key, error) {
 	return k, nil
 }
 
-// ID names the key in 16 hex digits. It is derived from the key, says nothing
-// about it, and may be logged.
+// ID returns the id of the key: 16 hex digits that are derived from the key, do not reveal it, and
+// may be logged.
 func (k *Key) ID() string { return k.id }
 
-// String is the id, so that a key can not be printed by mistake.
+// String returns the id, so that a key cannot be printed by mistake.
 func (k *Key) String() string { return "key " + k.id }
 
-// GoString is String: %#v shows no secret either.
+// GoString hides the secret from %#v.
 func (k *Key) GoString() string { return k.String() }
 
-// GossipKey returns the 32-byte key of the gossip keyring, a fresh copy.
+// GossipKey returns a copy of the initial gossip key, 32 bytes.
 func (k *Key) GossipKey() []byte { return bytes.Clone(k.gossip) }
 
-// ContentHash returns a keyed SHA-256 for content that holds secrets: without
-// the key nobody can guess a short secret from its hash.
+// ContentHash returns a keyed SHA-256 for content with secrets. Without the key nobody can guess a
+// short secret from its hash.
 func (k *Key) ContentHash() hash.Hash { return hmac.New(sha256.New, k.content) }
 
-// TokenSecret derives the id and the secret of the join token that a request
-// makes: the same request gives the same token, whoever answers it.
+// TokenSecret derives the id and secret of a join token from a request id, so that a repeated
+// request gives the same token on every replica.
 func (k *Key) TokenSecret(request string) (id string, secret []byte, err error) {
 	out, err := hkdf.Key(sha256.New, k.master[:], nil, "persys/1/join-token/"+request, 8+secretBytes)
 	if err != nil {
@@ -122,9 +120,9 @@ func (k *Key) TokenSecret(request string) (id string, secret []byte, err error) 
 	return hex.EncodeToString(out[:8]), out[8:], nil
 }
 
-// Seal encrypts plaintext and binds it to its context (for instance workload
-// id and field name): Open needs the same context. The result is printable
-// ASCII, about 4/3 of the plaintext plus 80 bytes, and differs every time.
+// Seal encrypts plaintext and binds it to a context, for instance workload id and field name. Open
+// needs the same context. The result is printable ASCII of about 4/3 of the plaintext plus 80
+// bytes. It differs with every call.
 func (k *Key) Seal(plaintext, context []byte) (string, error) {
 	nonce := make([]byte, chacha20poly1305.NonceSizeX, chacha20poly1305.NonceSizeX+len(plaintext)+chacha20poly1305.Overhead)
 	if _, err := rand.Read(nonce); err != nil {
@@ -135,8 +133,8 @@ func (k *Key) Seal(plaintext, context []byte) (string, error) {
 	return head + base64.RawURLEncoding.EncodeToString(box), nil
 }
 
-// Open is the inverse of Seal. Its errors are ErrMalformed, ErrWrongKey and
-// ErrTampered, wrapped; none holds any part of the secret.
+// Open is the inverse of Seal. Its errors wrap ErrMalformed, ErrWrongKey or ErrTampered and never
+// contain the secret.
 func (k *Key) Open(sealed string, context []byte) ([]byte, error) {
 	id, ok := SealedUnder(sealed)
 	if !ok {
@@ -161,13 +159,13 @@ func (k *Key) Open(sealed string, context []byte) ([]byte, error) {
 	return plain, nil
 }
 
-// aad covers the header too, so a version can not be rewritten.
+// aad includes the header, so that the version cannot be changed.
 func aad(head string, context []byte) []byte {
 	return append([]byte(head), context...)
 }
 
-// SealedUnder returns the id of the key that a sealed value was sealed under,
-// and whether s has the form of a sealed value at all.
+// SealedUnder returns the id of the key of a sealed value. ok is false if s does not have the form
+// of a sealed value.
 func SealedUnder(s string) (keyID string, ok bool) {
 	rest, ok := strings.CutPrefix(s, SealPrefix)
 	if !ok {
@@ -189,8 +187,8 @@ func isLowerHex(s string) bool {
 	return true
 }
 
-// Export returns the key as one line of text with its id and a checksum, for
-// another machine's ImportKey. Whoever has it can open every secret.
+// Export returns the key as one line of text with its id and a checksum, for ImportKey on another
+// machine. Its holder can open every secret.
 func (k *Key) Export() string {
 	body := keyPrefix + "." + k.id + "." + base64.RawURLEncoding.EncodeToString(k.master[:])
 	return body + "." + checksum(body)
@@ -201,8 +199,8 @@ func checksum(body string) string {
 	return hex.EncodeToString(sum[:4])
 }
 
-// ParseKey reads the text of Export. Surrounding space is ignored; a mistyped
-// character is found by the checksum. Errors never hold the key.
+// ParseKey reads the text of Export. It ignores surrounding space; the checksum detects mistyped
+// characters. Errors never contain the key.
 func ParseKey(text string) (*Key, error) {
 	text = strings.TrimSpace(text)
 	parts := strings.Split(text, ".")

@@ -6,8 +6,7 @@ import (
 	"path/filepath"
 )
 
-// writeTemp writes a synced file with a random name beside path and returns
-// that name.
+// writeTemp writes and syncs a file with a random name beside path and returns that name.
 func writeTemp(path string, data []byte, mode os.FileMode) (string, error) {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
 	if err != nil {
@@ -30,7 +29,7 @@ func writeTemp(path string, data []byte, mode os.FileMode) (string, error) {
 	return f.Name(), nil
 }
 
-// WriteFile replaces a file whole: readers see the old or the new content.
+// WriteFile replaces a file atomically and durably.
 func WriteFile(path string, data []byte, mode os.FileMode) error {
 	temp, err := writeTemp(path, data, mode)
 	if err != nil {

@@ -532,7 +532,7 @@ func TestTLS(t *testing.T) {
 	}{
 		{"an agent reaches a scheduler by address", good.addr, ours["agent/node-a"], ""},
 		{"the admin reaches a scheduler by name", "localhost:" + port, ours["user/admin"], ""},
-		{"a client of another CA is refused", good.addr, theirs["agent/node-a"], "is not good for the CA"},
+		{"a client of another CA is refused", good.addr, theirs["agent/node-a"], "is not valid for the CA"},
 		{"an agent's certificate is no scheduler", start(t, ours["agent/node-b"]).addr, ours["agent/node-a"], "want role scheduler"},
 		{"a server in plain text is refused", start(t, nil).addr, ours["agent/node-a"], "handshake"},
 	} {

@@ -55,7 +55,7 @@ func ParseTarget(s string) (Target, error) {
 	name, query, _ := strings.Cut(rest, "?")
 	t := Target{SRV: strings.TrimSuffix(name, ".")}
 	if !isName(t.SRV) {
-		return Target{}, fmt.Errorf("scheduler discovery %q: %q is no DNS name", s, name)
+		return Target{}, fmt.Errorf("scheduler discovery %q: %q is not a DNS name", s, name)
 	}
 	values, err := url.ParseQuery(query)
 	if err != nil {
@@ -92,7 +92,7 @@ func isNames(list ...string) error {
 	}
 	for _, s := range list {
 		if !isName(s) {
-			return fmt.Errorf("%q is no DNS name", s)
+			return fmt.Errorf("%q is not a DNS name", s)
 		}
 	}
 	return nil
