@@ -43,7 +43,7 @@ const (
 const SealPrefix = "sealed:1:"
 
 // Key is a master secret of 32 bytes: the cluster key on schedulers, or an agent's own key on its
-// machine (DESIGN, decision 18). Each use has its own derived key, so that one use reveals nothing
+// machine (pki/DESIGN.md). Each use has its own derived key, so that one use reveals nothing
 // about another. It is safe for concurrent use and prints only its id.
 type Key struct {
 	id      string

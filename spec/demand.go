@@ -12,7 +12,7 @@ import (
 )
 
 // DemandOf returns the demand of a plain, normalised specification, which is all that the planner
-// sees (DESIGN, decision 16). Every list is sorted.
+// sees (spec/DESIGN.md). Every list is sorted.
 //
 // A VM without resources of its own reserves those of its guest, and never less memory than the
 // guest has. An inline Compose stack reserves the limits of its services. Labels are requirements

@@ -1,5 +1,5 @@
 // Package spec handles workload specifications: it parses, validates, normalises and seals them
-// before they become opaque bytes in the log (DESIGN, decision 16), and translates them for agents
+// before they become opaque bytes in the log (spec/DESIGN.md), and translates them for agents
 // and views. A new workload type needs changes in this package and a driver only.
 //
 //	file ─Parse→ request ─Prepare→ command           (apply)
@@ -66,7 +66,7 @@
 //
 // # Content
 //
-// Content decides whether a node has to recreate a workload (decision 17). It covers the fields that
+// Content decides whether a node has to recreate a workload (spec/DESIGN.md). It covers the fields that
 // the node runs: type, full image reference,
 // command, environment, ports, volumes, restart policy, privileged, the CPU and
 // memory limits of a container, metadata that becomes labels, a Compose file

@@ -12,18 +12,17 @@ import (
 	"github.com/persys/compute/api/strict"
 )
 
-// Codec returns the wire format of every Persys program: protobuf, through the
-// generated encoders where a message has them and the protobuf runtime where
-// not. Nobody else sees a difference: the bytes are the same format and the
-// name is gRPC's own. It is passed to each server and connection and not
-// registered, so that other gRPC users in the process keep their codec.
+// Codec returns the codec of every Persys program: protobuf with the generated encoders where a
+// message has them, and with the protobuf runtime otherwise. The format and the name are those of
+// gRPC's own codec. It is passed to each server and connection and not registered, so that other
+// gRPC users in the process keep their codec.
 func Codec() encoding.CodecV2 {
 	return &codec{other: encoding.GetCodecV2(protocodec.Name)}
 }
 
 type codec struct {
 	other   encoding.CodecV2
-	schemas sync.Map // protoreflect.MessageType → *strict.Schema
+	schemas sync.Map // protoreflect.MessageType to *strict.Schema
 }
 
 func (c *codec) schema(m proto.Message) *strict.Schema {
@@ -35,7 +34,7 @@ func (c *codec) schema(m proto.Message) *strict.Schema {
 	return s.(*strict.Schema)
 }
 
-// generated is what the vtproto plugin makes for a message.
+// generated is the interface that the vtproto plugin generates for messages.
 type generated interface {
 	proto.Message
 	SizeVT() int
@@ -74,11 +73,11 @@ func (c *codec) Unmarshal(data mem.BufferSlice, v any) error {
 	}
 	buf := data.MaterializeToBuffer(mem.DefaultBufferPool())
 	defer buf.Free()
-	// The generated decoders do not look whether strings are UTF-8, and one that
-	// is not would spoil every answer that shows it.
+	// The generated decoders do not check that strings are UTF-8. Invalid UTF-8 would break every
+	// later answer that contains it.
 	err := c.schema(m).Check(buf.ReadOnlyData(), false)
 	if err == nil {
-		// Strings and bytes are copied out, so the buffer may go back to its pool.
+		// Strings and bytes were copied, so the buffer may return to its pool.
 		err = m.UnmarshalVT(buf.ReadOnlyData())
 	}
 	if err != nil {

@@ -29,93 +29,93 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// What clients do and servers have to allow.
+// Values on which clients and servers have to agree.
 const (
-	// KeepaliveMinTime is the MinTime of a server's
-	// keepalive.EnforcementPolicy. Clients ping after KeepaliveTime, and gRPC
-	// allows none below 10 s.
+	// KeepaliveMinTime is the MinTime of a server's keepalive.EnforcementPolicy. Clients ping after
+	// KeepaliveTime; gRPC allows no less than 10 s.
 	KeepaliveMinTime = 5 * time.Second
 	KeepaliveTime    = 10 * time.Second
 	KeepaliveTimeout = 3 * time.Second
-	// connectionAge is a server's MaxConnectionAge with TLS at most.
+	// connectionAge is the upper bound of a server's MaxConnectionAge with TLS.
 	connectionAge = 30 * time.Minute
-	// MaxMessage bounds one message of a client, in bytes.
+	// MaxMessage is the largest message of a client in bytes.
 	MaxMessage = 4 << 20
-	// MaxAnswer bounds one message of a scheduler: a list of everything, which
-	// Legacy v1 clients ask for without pages, is large in a large cluster.
+	// MaxAnswer is the largest message of a scheduler in bytes. Legacy v1 clients ask for complete
+	// lists without pages, which are long in a large cluster.
 	MaxAnswer = 64 << 20
-	// DefaultCallTimeout is the deadline of a unary call that came without one,
-	// and of the opening of a stream.
+	// DefaultCallTimeout is the deadline of a unary call without one, and of the opening of a
+	// stream.
 	DefaultCallTimeout = 20 * time.Second
 )
 
-// ConnectionAge is a server's MaxConnectionAge with TLS, where certificates live
-// that long: one that was renewed is in use everywhere well before the former one
-// ends.
+// ConnectionAge returns a server's MaxConnectionAge with TLS for the given validity of
+// certificates. It is so short that every connection uses a renewed certificate well before the old
+// one expires.
 func ConnectionAge(life time.Duration) time.Duration {
 	return max(time.Second, min(connectionAge, life/6))
 }
 
 const (
-	// A candidate has this long to connect before the next one is tried beside
-	// it (the idea of RFC 8305).
+	// After this time the next candidate is dialled in parallel (as in RFC 8305).
 	stagger = 250 * time.Millisecond
 	// Pauses between rounds in which no replica answered.
 	minPause = 50 * time.Millisecond
 	maxPause = time.Second
 )
 
-// Options says how to reach the schedulers. Exactly one of TLS and Insecure,
-// and at least one of Endpoints, Addrs and Discovery, must be set.
+// Options configures Dial. Exactly one of TLS and Insecure, and at least one of Endpoints, Addrs
+// and Discovery, must be set.
 type Options struct {
-	// Endpoints are those of another Conn, some or all, in order of preference;
-	// when given, Addrs and Discovery are ignored.
+	// Endpoints are taken from another Conn, in order of preference. If set, Addrs and Discovery
+	// are ignored.
 	Endpoints []Endpoint
-	// Addrs are host[:port] in order of preference; when given, Discovery is
-	// ignored (RULES, Configuration).
+	// Addrs are host[:port] in order of preference. If set, Discovery is ignored (RULES,
+	// Configuration).
 	Addrs []string
-	// Discovery is a target as ParseTarget reads it.
+	// Discovery is a target for ParseTarget.
 	Discovery string
 	// TLS holds our certificate and the CA; servers must be schedulers.
 	TLS *pki.Files
-	// Insecure speaks in plain text.
+	// Insecure connects without TLS.
 	Insecure bool
-	// Pinned asks the addresses in the order given, whoever leads: for a caller
-	// that wants a certain replica, or that has an order of its own.
+	// Pinned tries the addresses in the given order and ignores leader hints, for callers that want
+	// a certain replica.
 	Pinned bool
-	// UserAgent goes before gRPC's own, for instance "persysctl/1.2".
+	// UserAgent is prepended to gRPC's own, for instance "persysctl/1.2".
 	UserAgent string
-	// CacheFile, when set, keeps the last good SRV answer for a start without
-	// DNS. Its folder must exist.
+	// CacheFile, if set, stores the last good SRV answer for a start without DNS. Its folder must
+	// exist.
 	CacheFile string
 	// CallTimeout replaces DefaultCallTimeout.
 	CallTimeout time.Duration
-	// StallAfter is how long a call may hear nothing before its replica is
-	// probed, default 1.5 s; ProbeTimeout how long the probe may take, default
-	// 2.5 s. Together they bound the time to notice a hanging replica.
+	// StallAfter is how long a call waits without any message before its replica is probed; default
+	// 1.5 s. ProbeTimeout is the time limit of the probe; default 2.5 s. Their sum is the time to
+	// detect a hanging replica.
 	StallAfter, ProbeTimeout time.Duration
-	// ReadPatience is how long a read waits for the first replica that it asks,
-	// even one that answers probes, before it asks another; default 8 s. To ask
-	// twice has no effect, and a read whose request or answer got lost inside a
-	// replica would else wait for as long as its caller does.
+	// ReadPatience is how long a read waits for its first replica before it asks another one, even
+	// if the first answers probes; default 8 s. A read may be repeated safely, and a request or
+	// answer that was lost inside a replica would otherwise cost the caller's whole deadline.
 	ReadPatience time.Duration
-	// UnreachableAfter ends a call that has reached no replica for this long: every
-	// connection was refused, or failed its handshake. 0 lets it go on until its
-	// deadline, as a program does that outlives an outage.
+	// UnreachableAfter ends a call that has reached no replica for this time, because every
+	// connection was refused or failed its handshake. 0 lets the call go on until its deadline, for
+	// programs that should outlive an outage.
 	UnreachableAfter time.Duration
-	// Log gets what happens behind the calls; default: discarded.
+	// UnreachableAfter ends a call that has reached no replica for this time, because every
+	// connection was refused or failed its handshake. 0 lets the call go on until its deadline, for
+	// programs that should outlive an outage.
+	UnreachableAfter time.Duration
+	// Log gets background events; default: discarded.
 	Log *slog.Logger
 	// Extra are appended to the options of every connection (metrics, traces).
 	Extra []grpc.DialOption
 }
 
-// Conn is a connection to the schedulers as a whole. It implements
-// grpc.ClientConnInterface, so generated clients take it. It is safe for
-// concurrent use.
+// Conn is a connection to all schedulers. It implements grpc.ClientConnInterface, so generated
+// clients accept it. It is safe for concurrent use.
 //
-// Selection is done here and not in a gRPC balancer: balancers can only be
-// installed in a process-wide registry, know neither trailers nor the caller's
-// deadline, and can not tell a hanging peer from a slow one.
+// It selects the replica itself instead of using a gRPC balancer. Balancers are registered
+// process-wide, see neither trailers nor the caller's deadline, and cannot tell a hanging peer from
+// a slow one.
 type Conn struct {
 	opt        Options
 	log        *slog.Logger
@@ -127,19 +127,19 @@ type Conn struct {
 	mu      sync.Mutex
 	closed  bool
 	peers   []*peer            // as configured or discovered, in order
-	guest   *peer              // the leader, when it is none of the peers
-	all     map[*peer]struct{} // also those that wait for their last call
+	guest   *peer              // the hinted leader if it is not among the peers
+	all     map[*peer]struct{} // including retired peers with calls in progress
 	leader  string             // address of the hinted leader
-	current *peer              // the last that answered
-	known   chan struct{}      // closed once there is an address
-	problem error              // of the last lookup
+	current *peer              // the last peer that answered
+	known   chan struct{}      // closed once an address is known
+	problem error              // error of the last lookup
 }
 
 var _ grpc.ClientConnInterface = (*Conn)(nil)
 
-// Dial prepares a connection; nothing is sent before the first call, so it
-// succeeds while no scheduler runs. Errors are about the options only. The
-// caller closes the Conn; ctx ending does the same to what runs behind it.
+// Dial prepares a connection. It sends nothing before the first call, so it succeeds while no
+// scheduler runs; its errors are about the options. The caller closes the Conn; its background work
+// also ends with ctx.
 func Dial(ctx context.Context, opt Options) (*Conn, error) {
 	if opt.Insecure == (opt.TLS != nil) {
 		return nil, errors.New("dial: set TLS (PERSYS_TLS_CA, PERSYS_TLS_CERT, PERSYS_TLS_KEY) or insecure, and not both")
@@ -161,10 +161,9 @@ func Dial(ctx context.Context, opt Options) (*Conn, error) {
 	return c, nil
 }
 
-// Learn takes the addresses that a scheduler's answer gives as those of all
-// schedulers. They are tried after the configured or discovered ones, and kept in
-// Options.CacheFile: a client that was set up long ago finds schedulers that have
-// all moved since. It may be called with every answer.
+// Learn adds the scheduler addresses from a scheduler's answer. They are tried after the configured
+// or discovered ones and stored in Options.CacheFile. So a client finds the schedulers even if all
+// of them have moved since it was configured. It may be called with every answer.
 func (c *Conn) Learn(addrs []string) {
 	c.mu.Lock()
 	from := ""
@@ -187,7 +186,7 @@ func orElse(d *time.Duration, v time.Duration) {
 	}
 }
 
-// Close ends all calls and waits for everything behind them.
+// Close ends all calls and waits for the background work.
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	c.closed = true
@@ -203,7 +202,7 @@ func (c *Conn) Close() error {
 	return nil
 }
 
-// Busy reports whether a call is under way.
+// Busy reports whether a call is in progress.
 func (c *Conn) Busy() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -215,15 +214,14 @@ func (c *Conn) Busy() bool {
 	return false
 }
 
-// Leader returns the gRPC address that the leader advertises, as the last
-// answer named it; empty when it is not known.
+// Leader returns the leader's advertised gRPC address from the last answer; empty if unknown.
 func (c *Conn) Leader() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.leader
 }
 
-// Endpoints returns the present schedulers in order.
+// Endpoints returns the current schedulers in order.
 func (c *Conn) Endpoints() []Endpoint {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -252,10 +250,10 @@ func (c *Conn) connect(end Endpoint) (*grpc.ClientConn, error) {
 	opts := []grpc.DialOption{
 		grpc.WithTransportCredentials(creds),
 		grpc.WithUserAgent(c.opt.UserAgent),
-		// A proxy for the web is no way into the cluster.
+		// Ignore HTTP proxy settings.
 		grpc.WithNoProxy(),
 		grpc.WithDisableServiceConfig(),
-		// The retry rule is ours: gRPC's own knows no other replica.
+		// Conn retries itself, because gRPC's retries do not switch replicas.
 		grpc.WithDisableRetry(),
 		grpc.WithIdleTimeout(time.Minute),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: KeepaliveTime, Timeout: KeepaliveTimeout}),
@@ -268,7 +266,7 @@ func (c *Conn) connect(end Endpoint) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///"+end.Addr, append(opts, c.opt.Extra...)...)
 }
 
-// adopt makes ends the addresses; peers that stay keep their connections.
+// adopt replaces the addresses. Remaining peers keep their connections.
 func (c *Conn) adopt(ends []Endpoint) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -308,8 +306,8 @@ func (c *Conn) adopt(ends []Endpoint) {
 	}
 }
 
-// add makes a peer; c.mu is held. An address that gRPC does not take is
-// skipped: it came from DNS or a hint and others may be good.
+// add makes a peer; the caller holds c.mu. It skips an address that gRPC refuses, because the
+// address came from DNS or a hint and others may be valid.
 func (c *Conn) add(end Endpoint) *peer {
 	cc, err := c.connect(end)
 	if err != nil {
@@ -321,7 +319,7 @@ func (c *Conn) add(end Endpoint) *peer {
 	return p
 }
 
-// drop retires a peer; c.mu is held.
+// drop retires a peer; the caller holds c.mu.
 func (c *Conn) drop(p *peer) {
 	if c.current == p {
 		c.current = nil
@@ -349,7 +347,7 @@ func (c *Conn) lookupFailed(err error) {
 	c.problem = err
 }
 
-// failed notes that a peer's connection did not work.
+// failed records that a peer's connection failed.
 func (c *Conn) failed(p *peer) {
 	p.penalise()
 	c.mu.Lock()
@@ -363,9 +361,8 @@ func (c *Conn) failed(p *peer) {
 	c.resolver.ResolveNow(resolver.ResolveNowOptions{})
 }
 
-// late notes that a peer let a call's deadline pass. It may live and answer
-// probes, yet be cut off from the leader and hold calls for longer than their
-// callers wait: the next call asks another first.
+// late records that a peer let a call's deadline pass. The peer may answer probes and still be cut
+// off from the leader, so the next call asks another peer first.
 func (c *Conn) late(p *peer) {
 	p.penalise()
 	c.mu.Lock()
@@ -378,8 +375,8 @@ func (c *Conn) late(p *peer) {
 	}
 }
 
-// answered notes that a peer did answer, and whom it named leader. One that
-// could not serve the call (err) is not preferred next time.
+// answered records that a peer answered and which leader it named. A peer that could not serve the
+// call (err) is not preferred next time.
 func (c *Conn) answered(p *peer, trailer metadata.MD, err error) {
 	p.ok()
 	c.mu.Lock()
@@ -403,8 +400,8 @@ func (c *Conn) answered(p *peer, trailer metadata.MD, err error) {
 	}
 }
 
-// credible refuses hints that can not be meant for us: no address, or the
-// sender's loopback when the sender is on another machine.
+// credible refuses unusable hints: no address, or a loopback address from a sender on another
+// machine.
 func credible(hint, from string) bool {
 	addr, err := parseAddr(hint, "")
 	if err != nil || addr != hint || len(hint) > 300 {
@@ -420,8 +417,8 @@ func credible(hint, from string) bool {
 	return !unspecified && (!toLoop || fromLoop)
 }
 
-// order lists the peers to try: the leader, the last that answered, the rest;
-// those that just failed come last.
+// order returns the peers to try: the leader, the last peer that answered, the others, and last
+// those that just failed.
 func (c *Conn) order(tried []*peer) []*peer {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -435,7 +432,7 @@ func (c *Conn) order(tried []*peer) []*peer {
 	for _, p := range all {
 		r := 2
 		switch {
-		case c.opt.Pinned: // in the order given
+		case c.opt.Pinned: // keep the given order
 		case p.end.Addr == c.leader:
 			r = 0
 		case p == c.current:
@@ -452,9 +449,8 @@ func (c *Conn) order(tried []*peer) []*peer {
 	return all
 }
 
-// pick chooses a peer that has not been tried in this round; nil when there is
-// none left. It waits until an address is known and one candidate is connected
-// or all have failed to.
+// pick returns a peer that was not tried in this round, nil if there is none left. It waits until
+// an address is known and a candidate is connected, or all candidates have failed.
 func (c *Conn) pick(ctx context.Context, tried []*peer) (*peer, error) {
 	select {
 	case <-c.known:
@@ -480,12 +476,12 @@ func (c *Conn) pick(ctx context.Context, tried []*peer) (*peer, error) {
 	better := !candidates[0].penalised(now)
 	for i, p := range candidates {
 		if better && p.penalised(now) {
-			break // it is connected perhaps, but another is worth a try first
+			break // it may be connected, but try another peer first
 		}
 		if p.state() == connectivity.Ready {
 			return p, nil
 		}
-		// The best one connects behind the scenes, while another serves.
+		// The preferred peer connects in the background while another one serves.
 		if i == 0 && better {
 			p.conn().Connect()
 		}
@@ -493,12 +489,11 @@ func (c *Conn) pick(ctx context.Context, tried []*peer) (*peer, error) {
 	return race(ctx, candidates), nil
 }
 
-// race connects the candidates one after another, each a little later than the
-// one before or as soon as that one failed, and returns the first that is
-// connected; the first candidate when none is.
+// race connects to the candidates with a delay between them, or at once when the previous one
+// fails. It returns the first connected candidate, or the first candidate if none connects.
 func race(ctx context.Context, candidates []*peer) *peer {
 	if len(candidates) == 1 {
-		return candidates[0] // the call itself waits for the connection
+		return candidates[0] // the call waits for the connection
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -532,7 +527,7 @@ func race(ctx context.Context, candidates []*peer) *peer {
 	return candidates[0]
 }
 
-// ready connects and waits for success or failure.
+// ready starts to connect and waits for success or failure.
 func ready(ctx context.Context, cc *grpc.ClientConn) bool {
 	cc.Connect()
 	for {
@@ -549,10 +544,9 @@ func ready(ctx context.Context, cc *grpc.ClientConn) bool {
 	}
 }
 
-// try runs do on one peer after another until one answers, the answer is final
-// or ctx ends. A mutation that may have been applied by a replica that then
-// fell silent ends as UnknownOutcome when no other replica could tell, or may be
-// asked (Once).
+// try runs do on one peer after another until an answer is final or ctx ends. If a replica may have
+// applied a mutation and then failed, and no other replica can tell or may be asked (Once), the
+// error is UnknownOutcome.
 func (c *Conn) try(ctx context.Context, method string, mutation bool, do func(*peer) (sent bool, err error)) error {
 	var tried []*peer
 	var last error
@@ -567,7 +561,7 @@ func (c *Conn) try(ctx context.Context, method string, mutation bool, do func(*p
 			if limit := c.opt.UnreachableAfter; limit > 0 && !reached && time.Since(began) > limit {
 				return c.giveUp(ctx, method, rounds, false, last)
 			}
-			// Half of the pause is drawn, so that clients do not march in step.
+			// Half of the pause is random, so that clients do not retry in step.
 			wait := time.NewTimer(pause/2 + rand.N(pause/2))
 			select {
 			case <-wait.C:
@@ -624,8 +618,8 @@ func (c *Conn) giveUp(ctx context.Context, method string, rounds int, unknown bo
 	return status.Errorf(codes.Unavailable, "%s: no scheduler of [%s] answered in %d rounds: %s", method, strings.Join(c.Addrs(), " "), rounds, text)
 }
 
-// Invoke makes a unary call. Without a deadline it gets Options.CallTimeout;
-// a mutation without a request id gets one, the same for all attempts.
+// Invoke makes a unary call. A call without a deadline gets Options.CallTimeout. A mutation without
+// a request id gets one, which is the same for all attempts.
 func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
@@ -648,13 +642,14 @@ func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, opts 
 		alive := false
 		defer func() { l.end(false, alive) }()
 		limited := ctx
-		// To read a whole etcd takes its time.
+		// Reading all of etcd is slow.
 		if !mutation && first && method != clusterv1.Cluster_Recovery_FullMethodName {
 			first = false
 			var cancel context.CancelFunc
 			limited, cancel = context.WithCancel(ctx)
 			defer cancel()
-			// Not a deadline: that would travel, and the replica's word of it is an answer.
+			// Not a deadline: gRPC would send it, and the replica's DeadlineExceeded would count as
+			// an answer.
 			defer time.AfterFunc(c.opt.ReadPatience, cancel).Stop()
 		}
 		var trailer metadata.MD
@@ -668,9 +663,9 @@ func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, opts 
 			err = status.Errorf(codes.Unavailable, "scheduler %s did not answer within %s", p.end.Addr, c.opt.ReadPatience)
 		case judge(err) == broken:
 		case status.Code(err) == codes.DeadlineExceeded && to.Addr != nil:
-			// It may be the peer that noticed first: the deadline travels.
+			// The peer may notice the deadline first.
 			c.late(p)
-			// Callers with short deadlines never wait for the watch.
+			// Calls with short deadlines end before the watch fires.
 			p.suspect(l)
 		case ctx.Err() == nil || err == nil:
 			alive = true
@@ -680,8 +675,7 @@ func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, opts 
 	})
 }
 
-// gone makes a retired peer look like one that can not be reached, unless the
-// whole connection is closed.
+// gone reports a retired peer as unreachable, unless the whole Conn is closed.
 func (c *Conn) gone(err error) error {
 	if c.ctx.Err() != nil {
 		return err
@@ -689,8 +683,7 @@ func (c *Conn) gone(err error) error {
 	return status.Error(codes.Unavailable, "scheduler is no longer listed")
 }
 
-// explain turns the end of a call whose connection was replaced under it into
-// what it is for the caller.
+// explain returns the caller's error for a call whose connection was replaced.
 func (c *Conn) explain(ctx context.Context, l lane, err error) error {
 	if status.Code(err) == codes.Canceled && ctx.Err() == nil && c.ctx.Err() == nil && l.cut() {
 		return status.Errorf(codes.Unavailable, "scheduler %s stopped answering", l.p.end.Addr)
@@ -709,8 +702,8 @@ func withRequestID(ctx context.Context) (context.Context, error) {
 	return metadata.AppendToOutgoingContext(ctx, KeyRequestID, id.String()), nil
 }
 
-// NewStream opens a stream on one replica. Opening is retried; an open stream
-// that breaks ends with Unavailable and is the caller's to open again.
+// NewStream opens a stream on one replica. Opening is retried. An open stream that breaks ends with
+// Unavailable, and the caller may open it again.
 func (c *Conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	open, cancel := context.WithTimeout(ctx, c.opt.CallTimeout)
 	defer cancel()
@@ -721,7 +714,7 @@ func (c *Conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method stri
 			return false, c.gone(err)
 		}
 		sctx, stop := context.WithCancel(ctx)
-		// The time to open counts for the opening only.
+		// The timeout applies to the opening only.
 		late := context.AfterFunc(open, stop)
 		cs, err := l.cc.NewStream(sctx, desc, method, opts...)
 		if !late() && err == nil {
@@ -733,7 +726,7 @@ func (c *Conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method stri
 			return false, c.explain(ctx, l, err)
 		}
 		out = &stream{ClientStream: cs, lane: l, conn: c, desc: desc, caller: ctx}
-		// Callers may drop a stream by ending its context, without reading on.
+		// Callers may end a stream by its context without reading on.
 		unhook := context.AfterFunc(sctx, func() { out.once.Do(func() { l.end(true, false) }) })
 		out.finish = func() {
 			unhook()
@@ -748,7 +741,7 @@ func (c *Conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method stri
 	return out, nil
 }
 
-// stream is a client stream that tells its peer about signs of life.
+// stream is a client stream that reports received messages to its peer.
 type stream struct {
 	grpc.ClientStream
 	lane   lane
@@ -769,8 +762,8 @@ func (s *stream) RecvMsg(m any) error {
 		}
 		return nil
 	}
-	// gRPC ends the stream's own context with the stream, so only the caller's
-	// tells who ended it.
+	// gRPC cancels the stream's context with the stream, so only the caller's context shows whether
+	// the caller ended it.
 	ours := s.caller.Err() != nil
 	err = s.conn.explain(s.caller, s.lane, err)
 	s.finish()

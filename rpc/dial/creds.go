@@ -12,8 +12,8 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// To makes an idle connection to want at host:port; plain without files. A proxy for the web
-// is no way into the cluster.
+// To makes an idle connection to want at host:port, without TLS if files is nil. It ignores HTTP
+// proxy settings.
 func To(files *pki.Files, addr string, want pki.Peer, more ...grpc.DialOption) (*grpc.ClientConn, error) {
 	creds := insecure.NewCredentials()
 	if files != nil {
@@ -27,9 +27,8 @@ func To(files *pki.Files, addr string, want pki.Peer, more ...grpc.DialOption) (
 	return grpc.NewClient("passthrough:///"+addr, append([]grpc.DialOption{grpc.WithTransportCredentials(creds), grpc.WithNoProxy()}, more...)...)
 }
 
-// Credentials are those of credentials.NewTLS, for either side of a connection,
-// except that a connection ends as soon as files know that the certificate at its
-// other end is revoked. cfg is one of files' own.
+// Credentials returns credentials like those of credentials.NewTLS for either side, except that a
+// connection is closed as soon as its peer's certificate is revoked. cfg must come from files.
 func Credentials(files *pki.Files, cfg *tls.Config) credentials.TransportCredentials {
 	return cutting{credentials.NewTLS(cfg), files}
 }

@@ -14,41 +14,39 @@ import (
 )
 
 const (
-	// lookupTimeout bounds one lookup with all its questions.
+	// lookupTimeout bounds one lookup with all its queries.
 	lookupTimeout = 10 * time.Second
-	// A failed lookup is repeated after these waits, doubling.
+	// A failed lookup is repeated after these times; the wait doubles.
 	minRetry = 500 * time.Millisecond
 	maxRetry = 30 * time.Second
 	cacheMax = 64 << 10
 )
 
-// source is where the resolver has addresses from: a fixed list or an SRV name,
-// and behind either what schedulers said of themselves, for the day on which none
-// of the former is right any more.
+// source provides addresses: a fixed list or an SRV name, and then the addresses that schedulers
+// named, in case the configured ones are outdated.
 type source struct {
 	target Target
-	fixed  []Endpoint // the target's, when it is a list
+	fixed  []Endpoint // addresses of a list target
 	file   string     // Options.CacheFile
 	log    *slog.Logger
-	nudge  chan struct{} // asks for another look
+	nudge  chan struct{} // requests another lookup
 
-	// publish is told of every new set, one call at a time; failed of every
-	// lookup that found nothing.
+	// publish is called with every new set, one call at a time; failed is called for every lookup
+	// without a result.
 	publish func([]Endpoint)
 	failed  func(error)
 
 	mu     sync.Mutex
-	have   cache // what is known
-	stored cache // what is in the file
+	have   cache // known addresses
+	stored cache // content of the file
 }
 
-// cache is the content of Options.CacheFile. Its first two fields say for which
-// target it holds.
+// cache is the content of Options.CacheFile. Its first two fields identify the target.
 type cache struct {
 	SRV       string     `json:"srv,omitempty"`
 	Addrs     []string   `json:"addrs,omitempty"`
-	Endpoints []Endpoint `json:"endpoints,omitempty"` // of the last good lookup
-	Learned   []Endpoint `json:"learned,omitempty"`   // that schedulers named
+	Endpoints []Endpoint `json:"endpoints,omitempty"` // result of the last good lookup
+	Learned   []Endpoint `json:"learned,omitempty"`   // named by schedulers
 }
 
 func (c cache) equal(o cache) bool {
@@ -56,7 +54,7 @@ func (c cache) equal(o cache) bool {
 		slices.EqualFunc(c.Endpoints, o.Endpoints, Endpoint.Equal) && slices.EqualFunc(c.Learned, o.Learned, Endpoint.Equal)
 }
 
-// newSource reads the target of opt. Nothing happens before run.
+// newSource parses the target of opt.
 func newSource(opt Options) (*source, error) {
 	var t Target
 	var err error
@@ -90,9 +88,9 @@ func newSource(opt Options) (*source, error) {
 	return s, nil
 }
 
-// begin publishes what is known without asking anybody: an SRV name's addresses of last
-// time too, because a DNS server that says nothing takes longer to give up than an agent's
-// lease lives. What it answers replaces them.
+// begin publishes the addresses that are known without a lookup, including those of an SRV name
+// from the cache: waiting for a silent DNS server takes longer than an agent's lease. The answer of
+// DNS replaces them.
 func (s *source) begin() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -108,9 +106,9 @@ func (s *source) begin() {
 	}
 }
 
-// run keeps the addresses of an SRV name current until ctx ends: it asks again
-// when the TTL is over and, at most every half second, when it is nudged. When
-// DNS does not answer, the last good set stays. A list needs no run.
+// run keeps the addresses of an SRV name current until ctx ends. It looks them up again when the
+// TTL expires and when nudged, at most every half second. If DNS does not answer, the last good set
+// stays. A list target needs no run.
 func (s *source) run(ctx context.Context) {
 	if s.target.SRV == "" {
 		return
@@ -142,7 +140,7 @@ func (s *source) run(ctx context.Context) {
 	}
 }
 
-// found takes over the answer of a lookup.
+// found uses the answer of a lookup.
 func (s *source) found(ends []Endpoint) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -151,7 +149,7 @@ func (s *source) found(ends []Endpoint) {
 	s.store()
 }
 
-// fallBack tells of a start without DNS: the addresses of last time stay in use.
+// fallBack logs that DNS does not answer and the cached addresses are used.
 func (s *source) fallBack(cause error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -160,8 +158,7 @@ func (s *source) fallBack(cause error) {
 	}
 }
 
-// learn takes the addresses that a scheduler gives as those of all of them. They
-// come behind the others.
+// learn adds the addresses that a scheduler named. They are tried after the others.
 func (s *source) learn(addrs []string) {
 	var ends []Endpoint
 	for _, addr := range addrs {
@@ -179,7 +176,7 @@ func (s *source) learn(addrs []string) {
 	s.store()
 }
 
-// all is what to try, in order; s.mu is held.
+// all returns the addresses to try, in order; the caller holds s.mu.
 func (s *source) all() []Endpoint {
 	out := slices.Clone(s.have.Endpoints)
 	for _, e := range s.have.Learned {
@@ -190,7 +187,7 @@ func (s *source) all() []Endpoint {
 	return out
 }
 
-// again asks for another look soon. It never blocks.
+// again requests another lookup soon. It never blocks.
 func (s *source) again() {
 	select {
 	case s.nudge <- struct{}{}:
@@ -198,8 +195,7 @@ func (s *source) again() {
 	}
 }
 
-// pause waits for the time, or for a nudge once minRetry is over; false when
-// ctx ended.
+// pause waits for d, or for a nudge after minRetry. It returns false if ctx ends first.
 func (s *source) pause(ctx context.Context, wait time.Duration) bool {
 	soon, late := time.NewTimer(min(wait, minRetry)), time.NewTimer(wait)
 	defer soon.Stop()
@@ -218,14 +214,14 @@ func (s *source) pause(ctx context.Context, wait time.Duration) bool {
 	return true
 }
 
-// store keeps what is known for the next start, when it changed; s.mu is held.
+// store writes the known addresses to the file if they changed; the caller holds s.mu.
 func (s *source) store() {
 	if s.file == "" || s.have.equal(s.stored) {
 		return
 	}
 	keep := s.have
 	if keep.SRV == "" {
-		keep.Endpoints = nil // they are the target itself
+		keep.Endpoints = nil // the target itself holds them
 	}
 	if err := writeCache(s.file, keep); err != nil {
 		s.log.Warn("scheduler addresses are not cached", "error", err)
@@ -257,7 +253,7 @@ func writeCache(file string, c cache) error {
 	return nil
 }
 
-// recall reads the cache; anything odd in it means there is none.
+// recall reads the cache. An invalid cache is ignored.
 func (s *source) recall() cache {
 	none := cache{}
 	if s.file == "" {

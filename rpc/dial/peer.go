@@ -17,27 +17,27 @@ const (
 	maxPenalty = 15 * time.Second
 )
 
-// peer is one scheduler address and its connection, which is made when it is
-// first needed and replaced when it failed.
+// peer is one scheduler address with its connection, which is made on first use and replaced after
+// a failure.
 type peer struct {
 	end   Endpoint
 	owner *Conn
 
 	mu      sync.Mutex
 	cc      *grpc.ClientConn
-	gen     int // counts replaced connections
+	gen     int // number of replaced connections
 	closed  bool
-	retired bool      // no longer an address of ours; closed after its last call
-	fails   int       // in a row
-	until   time.Time // a failed peer is the last choice until then
-	unary   int       // calls under way
+	retired bool      // the address was removed; closed after its last call
+	fails   int       // consecutive failures
+	until   time.Time // until then a failed peer is tried last
+	unary   int       // unary calls in progress
 	streams int
-	heard   time.Time   // when something last came back, while calls are under way
-	watch   *time.Timer // fires when nothing did for too long
+	heard   time.Time   // time of the last received message while calls are in progress
+	watch   *time.Timer // fires if nothing was received for too long
 	probing bool
 }
 
-// lane is the use of one connection by one call.
+// lane is the use of a connection by one call.
 type lane struct {
 	p   *peer
 	cc  *grpc.ClientConn
@@ -56,8 +56,8 @@ func (p *peer) begin(stream bool) (lane, error) {
 	} else {
 		p.unary++
 	}
-	// Only the first call starts the clock: a steady flow of calls into a dead
-	// peer must not keep it young.
+	// Only the first call starts the clock. Otherwise a steady flow of calls to a dead peer would
+	// keep resetting it.
 	if idle || !stream && p.unary == 1 {
 		p.heard = time.Now()
 		if p.watch == nil {
@@ -69,7 +69,7 @@ func (p *peer) begin(stream bool) (lane, error) {
 	return lane{p, p.cc, p.gen}, nil
 }
 
-// end gives the lane back; alive tells that the peer answered.
+// end releases the lane; alive reports that the peer answered.
 func (l lane) end(stream, alive bool) {
 	l.p.mu.Lock()
 	if stream {
@@ -91,7 +91,7 @@ func (l lane) end(stream, alive bool) {
 	}
 }
 
-// cut reports whether the connection was replaced under the call.
+// cut reports whether the connection was replaced during the call.
 func (l lane) cut() bool {
 	l.p.mu.Lock()
 	defer l.p.mu.Unlock()
@@ -104,8 +104,8 @@ func (p *peer) touch() {
 	p.mu.Unlock()
 }
 
-// patience is how long calls may hear nothing before the peer is asked whether
-// it lives. Streams are often silent for good reasons.
+// patience returns how long calls may receive nothing before the peer is probed. Streams are often
+// silent for good reasons.
 func (p *peer) patience() time.Duration {
 	if p.unary > 0 {
 		return p.owner.opt.StallAfter
@@ -113,8 +113,8 @@ func (p *peer) patience() time.Duration {
 	return 3 * p.owner.opt.StallAfter
 }
 
-// onSilence finds peers that hang (stopped, paused, cut off) while their TCP
-// connection stays up. gRPC's own keepalive does it no faster than in 13 s.
+// onSilence detects peers that hang (stopped, paused, cut off) while their TCP connection stays
+// open. gRPC's keepalive takes at least 13 s for that.
 func (p *peer) onSilence() {
 	p.mu.Lock()
 	if p.closed || p.unary+p.streams == 0 {
@@ -134,8 +134,8 @@ func (p *peer) onSilence() {
 // suspect probes a peer that let a call's deadline pass.
 func (p *peer) suspect(l lane) { go p.probe(l) }
 
-// probe asks a peer for a sign of life, one probe at a time, and gives up the
-// connection when there is none.
+// probe checks whether a peer answers, with one probe at a time, and replaces its connection if
+// not.
 func (p *peer) probe(l lane) {
 	p.mu.Lock()
 	if p.closed || p.probing {
@@ -150,8 +150,7 @@ func (p *peer) probe(l lane) {
 	ctx, cancel := context.WithTimeout(p.owner.ctx, p.owner.opt.ProbeTimeout)
 	defer cancel()
 	_, err := healthpb.NewHealthClient(l.cc).Check(ctx, &healthpb.HealthCheckRequest{})
-	// Any answer is a sign of life, an error status too; a connection that
-	// broke has failed its calls itself.
+	// Any answer counts, also an error status. A broken connection has failed its calls already.
 	if status.Code(err) == codes.DeadlineExceeded && p.owner.ctx.Err() == nil {
 		p.owner.log.Warn("scheduler does not answer; its calls go elsewhere", "addr", p.end.Addr)
 		p.owner.failed(p)
@@ -166,8 +165,8 @@ func (p *peer) probe(l lane) {
 	}
 }
 
-// replace closes the connection of generation gen, which ends its calls, and
-// puts a fresh idle one in its place.
+// replace closes the connection of generation gen, which ends its calls, and replaces it by a new
+// idle one.
 func (p *peer) replace(gen int) {
 	cc, err := p.owner.connect(p.end)
 	p.mu.Lock()
@@ -185,8 +184,8 @@ func (p *peer) replace(gen int) {
 	old.Close()
 }
 
-// state returns the state of the connection. One that failed with nobody using
-// it is replaced, so that it does not redial on its own.
+// state returns the state of the connection. It replaces a failed connection without calls, so that
+// it does not redial by itself.
 func (p *peer) state() connectivity.State {
 	p.mu.Lock()
 	cc, gen, busy := p.cc, p.gen, p.unary+p.streams > 0
@@ -233,7 +232,7 @@ func (p *peer) busy() bool {
 	return p.unary+p.streams > 0
 }
 
-// retire closes the peer as soon as no call uses it.
+// retire closes the peer after its last call.
 func (p *peer) retire() {
 	p.mu.Lock()
 	p.retired = true

@@ -15,19 +15,18 @@ import (
 // Scheme of the targets that Resolver serves.
 const Scheme = "persys"
 
-// Resolver finds the schedulers. It is the only thing in the project that does:
-// a Conn, and with it every program of ours, takes its addresses from here, and so
-// does a plain gRPC connection of a program that brings its own gRPC client:
+// Resolver returns a gRPC resolver for schedulers. A Conn takes its addresses from it, and so can a
+// plain gRPC connection of another program:
 //
 //	grpc.NewClient("persys:///", grpc.WithResolvers(dial.Resolver(opt)), …)
 //	grpc.NewClient("persys:///persys.local?dns=10.0.0.1:8053", grpc.WithResolvers(dial.Resolver(dial.Options{})), …)
 //
-// "persys:///" stands for what opt names; a path is an SRV name with the options
-// of ParseTarget. Of opt only Endpoints, Addrs, Discovery, CacheFile and Log are used. A
-// plain connection has the addresses, best first, and follows their changes;
-// leader hints, safe repetition and the watch over hanging replicas are a Conn's.
+// "persys:///" stands for the target of opt; a path is an SRV name with the options of ParseTarget.
+// Only Endpoints, Addrs, Discovery, CacheFile and Log of opt are used. A plain connection gets the
+// addresses, best first, and follows their changes. Only a Conn has leader hints, safe retries and
+// the detection of hanging replicas.
 //
-// It is for grpc.WithResolvers. Nothing is registered for the whole process.
+// Pass it to grpc.WithResolvers; it is not registered for the whole process.
 func Resolver(opt Options) resolver.Builder { return builder{opt} }
 
 type builder struct{ opt Options }
@@ -43,7 +42,7 @@ func (b builder) Build(t resolver.Target, cc resolver.ClientConn, _ resolver.Bui
 	return w, nil
 }
 
-// watch tells cc of the addresses of a target, until ctx ends or it is closed.
+// watch reports the addresses of a target to cc until ctx ends or the watcher is closed.
 func (b builder) watch(ctx context.Context, t resolver.Target, cc resolver.ClientConn) (*watcher, error) {
 	opt := b.opt
 	if t.URL.Host != "" {
@@ -66,7 +65,7 @@ func (b builder) watch(ctx context.Context, t resolver.Target, cc resolver.Clien
 		for _, e := range ends {
 			state.Endpoints = append(state.Endpoints, e.resolved())
 		}
-		// gRPC asks again by itself (ResolveNow) when it takes none of them.
+		// If gRPC accepts none of them, it calls ResolveNow.
 		if err := cc.UpdateState(state); err != nil && !errors.Is(err, context.Canceled) {
 			src.log.Debug("scheduler addresses are not taken", "error", err)
 		}
@@ -77,16 +76,15 @@ func (b builder) watch(ctx context.Context, t resolver.Target, cc resolver.Clien
 	return w, nil
 }
 
-// configured is the target "persys:///": what the options name.
+// configured is the target "persys:///", which stands for the options.
 func configured() resolver.Target {
 	return resolver.Target{URL: url.URL{Scheme: Scheme, Path: "/"}}
 }
 
-// certNames are the names that an endpoint's certificate may hold, where gRPC
-// itself takes only one.
+// certNames holds the names that an endpoint's certificate may have; gRPC itself supports only one.
 type certNames []string
 
-// Equal is for attributes.Attributes.
+// Equal implements the comparison of attributes.Attributes.
 func (n certNames) Equal(o any) bool {
 	other, ok := o.(certNames)
 	return ok && slices.Equal(n, other)
@@ -106,7 +104,7 @@ func unresolved(r resolver.Endpoint) Endpoint {
 	return Endpoint{Addr: r.Addresses[0].Addr, Names: names}
 }
 
-// watcher is one target under watch.
+// watcher watches one target.
 type watcher struct {
 	source  *source
 	cancel  context.CancelFunc
@@ -122,8 +120,8 @@ func (w *watcher) Close() {
 	w.running.Wait()
 }
 
-// taker is a Conn as its resolver sees it. Of gRPC's interface ours calls no more
-// than these two.
+// taker adapts a Conn to gRPC's resolver.ClientConn, of which our resolver calls these two methods
+// only.
 type taker struct {
 	resolver.ClientConn
 	conn *Conn

@@ -82,7 +82,7 @@ func TestResolverSaysWhatIsWrong(t *testing.T) {
 		"persys:///":                  "no scheduler address",
 		"persys://elsewhere/persys.x": "authority",
 		"persys:///persys.x?ttl=1":    `unknown option "ttl"`,
-		"persys:///a/b":               "no DNS name",
+		"persys:///a/b":               "not a DNS name",
 	} {
 		cc, err := grpc.NewClient(target, grpc.WithResolvers(Resolver(Options{})), grpc.WithTransportCredentials(insecure.NewCredentials()))
 		if err == nil {

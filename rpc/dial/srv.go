@@ -17,27 +17,26 @@ import (
 
 const (
 	queryTimeout = 2 * time.Second
-	// Answers are asked for again after their TTL, within these bounds.
+	// Bounds of the time after which an answer is looked up again, otherwise its TTL.
 	minTTL = time.Second
 	maxTTL = 5 * time.Minute
-	// resolvConf is where the system names its DNS servers.
+	// resolvConf is the file with the system's DNS servers.
 	resolvConf = "/etc/resolv.conf"
 )
 
-// errNoRecord: the servers answer, and know no scheduler.
+// errNoRecord is returned if the servers answer without any record.
 var errNoRecord = errors.New("no record")
 
-// answer is what one lookup found, in order of preference (RFC 2782).
+// answer is the result of a lookup, in order of preference (RFC 2782).
 type answer struct {
 	endpoints []Endpoint
 	ttl       time.Duration
-	srv       bool // by SRV records, not by host
+	srv       bool // from SRV records, not from hosts
 }
 
-// lookup asks for the SRV records of t and the addresses of their targets, and where
-// there are none for the addresses of its hosts; with hadSRV, where it is not known that
-// there are none, it fails instead. The project asks DNS itself because net.Resolver
-// hides the TTL.
+// lookup queries the SRV records of t and the addresses of their targets. If there are no records,
+// it queries the addresses of the hosts of t. If hadSRV is set, a failed SRV query is an error
+// instead. It does not use net.Resolver, which hides the TTL.
 func lookup(ctx context.Context, t Target, hadSRV bool) (answer, error) {
 	servers, names, hosts, err := questions(t, resolvConf)
 	if err != nil {
@@ -50,14 +49,13 @@ func lookup(ctx context.Context, t Target, hadSRV bool) (answer, error) {
 			return a, err
 		}
 		failed = err
-		// A server that was named by hand may be a replica that knows nothing yet:
-		// the others may know more.
+		// A configured server may be a new replica without data, so ask the next one.
 		servers = append(servers[1:len(servers):len(servers)], servers[0])
 	}
 	return answer{}, failed
 }
 
-// lookupAt asks the servers in this order.
+// lookupAt queries the servers in the given order.
 func lookupAt(ctx context.Context, t Target, hadSRV bool, servers, names, hosts []string) (answer, error) {
 	var failed error
 	for _, name := range names {
@@ -77,7 +75,7 @@ func lookupAt(ctx context.Context, t Target, hadSRV bool, servers, names, hosts 
 		}
 		return expand(ctx, servers, order(records, rand.IntN), msg.Extra), nil
 	}
-	if failed == nil || !hadSRV { // some servers know no SRV records at all, and say so by an error
+	if failed == nil || !hadSRV { // some servers do not support SRV records and answer with an error
 		if a := byHost(ctx, servers, hosts); len(a.endpoints) > 0 {
 			return a, nil
 		}
@@ -88,8 +86,8 @@ func lookupAt(ctx context.Context, t Target, hadSRV bool, servers, names, hosts 
 	return answer{}, fmt.Errorf("SRV %s: %w at %s", t.SRV, errNoRecord, strings.Join(servers, ", "))
 }
 
-// questions lists the servers to ask and the full names to ask for, by SRV and by address;
-// system is the file that names the system's servers and search domains.
+// questions returns the servers to query and the full names to query, for SRV records and for
+// addresses. system is the file with the system's servers and search domains.
 func questions(t Target, system string) (servers, names, hosts []string, err error) {
 	conf := &dns.ClientConfig{Ndots: 1}
 	servers = t.DNS
@@ -120,8 +118,8 @@ func questions(t Target, system string) (servers, names, hosts []string, err err
 	return servers, names, hosts, nil
 }
 
-// ask puts one question to the servers in turn. A name that does not exist is
-// an answer without records, not an error.
+// ask sends one query to the servers in turn. For a name that does not exist it returns no records
+// and no error.
 func ask(ctx context.Context, servers []string, name string, qtype uint16) (*dns.Msg, error) {
 	q := new(dns.Msg)
 	q.SetQuestion(dns.Fqdn(name), qtype)
@@ -157,12 +155,11 @@ func exchange(ctx context.Context, q *dns.Msg, server string) (*dns.Msg, error) 
 	return nil, errors.New("unreachable: every network returns")
 }
 
-// order sorts by priority and, inside one priority, draws by weight as RFC 2782
-// says.
+// order sorts by priority and, within a priority, randomly by weight (RFC 2782).
 func order(records []*dns.SRV, intn func(int) int) []*dns.SRV {
 	rest := slices.Clone(records)
-	// The sort by target makes the draw repeatable; zero weights come first, so
-	// that they keep their small chance.
+	// Sorting by target makes the choice reproducible for a seed. Zero weights come first, which
+	// gives them a small chance (RFC 2782).
 	slices.SortFunc(rest, func(a, b *dns.SRV) int {
 		return cmp.Or(cmp.Compare(a.Priority, b.Priority), cmp.Compare(min(a.Weight, 1), min(b.Weight, 1)),
 			cmp.Compare(a.Target, b.Target), cmp.Compare(a.Port, b.Port))
@@ -186,8 +183,8 @@ func order(records []*dns.SRV, intn func(int) int) []*dns.SRV {
 	return out
 }
 
-// expand turns records into addresses: from the additional section, else by
-// asking the same servers, else the name is left to the system.
+// expand turns records into addresses: from the additional section, else by querying the same
+// servers, else it leaves the name to the system.
 func expand(ctx context.Context, servers []string, records []*dns.SRV, extra []dns.RR) answer {
 	a := answer{ttl: maxTTL, srv: true}
 	for _, srv := range records {
@@ -208,8 +205,7 @@ func expand(ctx context.Context, servers []string, records []*dns.SRV, extra []d
 	return a
 }
 
-// byHost asks for the addresses of one name after the other; the first that has some
-// has schedulers there, on their usual port.
+// byHost returns the addresses of the first host that has any, with the default port.
 func byHost(ctx context.Context, servers, names []string) answer {
 	for _, name := range names {
 		a := answer{ttl: maxTTL}
@@ -221,7 +217,7 @@ func byHost(ctx context.Context, servers, names []string) answer {
 	return answer{}
 }
 
-// add takes addresses of a host, up to the limit.
+// add appends the addresses of a host, up to the limit.
 func (a *answer) add(host, port string, ips []string) {
 	for _, ip := range ips {
 		a.endpoints = append(a.endpoints, Endpoint{Addr: net.JoinHostPort(ip, port), Names: []string{host, ip}})
@@ -229,7 +225,7 @@ func (a *answer) add(host, port string, ips []string) {
 	a.endpoints = a.endpoints[:min(len(a.endpoints), maxAddresses)]
 }
 
-// resolve asks for the addresses of a name.
+// resolve queries the addresses of a name.
 func (a *answer) resolve(ctx context.Context, servers []string, name string) (ips []string) {
 	for _, qtype := range []uint16{dns.TypeA, dns.TypeAAAA} {
 		if len(ips) > 0 {
@@ -242,8 +238,8 @@ func (a *answer) resolve(ctx context.Context, servers []string, name string) (ip
 	return ips
 }
 
-// addresses picks the addresses of name (of any name when it is empty, for an
-// answer that may have gone through a CNAME).
+// addresses returns the addresses of name in an answer. An empty name matches any name, because the
+// answer may have followed a CNAME.
 func (a *answer) addresses(rrs []dns.RR, name string) []string {
 	var ips []string
 	for _, rr := range rrs {

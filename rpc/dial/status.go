@@ -15,20 +15,16 @@ import (
 // to a status.
 const ErrorDomain = "persys"
 
-// Reasons in an ErrorInfo that decide what a client does next. Only ever added
-// to.
+// Reasons in an ErrorInfo that decide what a client does next. Existing ones must not change.
 const (
-	// ReasonUnknownOutcome: the mutation may or may not have been applied.
-	// Repeating it under the same request id is safe and tells, unless it is one
-	// to be made Once.
+	// ReasonUnknownOutcome: the mutation may or may not have been applied. Repeating it with the
+	// same request id is safe and returns the outcome, unless it is one of Once.
 	ReasonUnknownOutcome = "UNKNOWN_OUTCOME"
-	// ReasonNoLeader: this replica knows no leader; nothing was applied.
+	// ReasonNoLeader: there is no leader; nothing was applied.
 	ReasonNoLeader = "NO_LEADER"
-	// ReasonNotLeader: the call was already forwarded once and reached a
-	// replica that does not lead (any more); nothing was applied.
+	// ReasonNotLeader: a forwarded call reached a replica that does not lead; nothing was applied.
 	ReasonNotLeader = "NOT_LEADER"
-	// ReasonNoAgent: the replica answers, but the agent that the call is about
-	// cannot be reached.
+	// ReasonNoAgent: the replica works, but it cannot reach the agent.
 	ReasonNoAgent = "NO_AGENT"
 )
 
@@ -41,10 +37,9 @@ func Error(code codes.Code, reason, message string) error {
 	return st.Err()
 }
 
-// UnknownOutcome returns the error of a mutation that may or may not have been
-// applied. Its code is Aborted and not Unavailable, because proxies and retry
-// policies repeat Unavailable on their own and would do so without the request
-// id.
+// UnknownOutcome returns the error of a mutation that may or may not have been applied. Its code is
+// Aborted and not Unavailable, because proxies and retry policies repeat Unavailable by themselves,
+// without the request id.
 func UnknownOutcome(message string) error {
 	return Error(codes.Aborted, ReasonUnknownOutcome, message)
 }
@@ -53,8 +48,7 @@ func UnknownOutcome(message string) error {
 // been applied.
 func IsUnknownOutcome(err error) bool { return Reason(err) == ReasonUnknownOutcome }
 
-// Reason returns the reason of the ErrorInfo of our domain in a status error;
-// empty when there is none.
+// Reason returns the reason of our ErrorInfo in a status error; empty if there is none.
 func Reason(err error) string {
 	var with interface{ GRPCStatus() *status.Status }
 	if err == nil || !errors.As(err, &with) {
@@ -68,18 +62,17 @@ func Reason(err error) string {
 	return ""
 }
 
-// verdict is what a failed attempt means for the call.
+// verdict says how a call continues after a failed attempt.
 type verdict int
 
 const (
-	surface verdict = iota // the answer is the answer
-	next                   // nothing was applied; ask another replica
-	broken                 // the connection failed; it may have been applied
+	surface verdict = iota // return the error to the caller
+	next                   // nothing was applied: ask another replica
+	broken                 // the connection failed: the call may have been applied
 )
 
-// judge decides from the status alone. A bare Unavailable is a connection that
-// failed (or a legacy v1 peer that is not ready); one with a reason of ours is
-// a replica's own answer.
+// judge decides by the status. Unavailable without a reason of ours is a failed connection (or a
+// legacy v1 peer that is not ready); with a reason it is a replica's own answer.
 func judge(err error) verdict {
 	if status.Code(err) != codes.Unavailable {
 		return surface
@@ -93,9 +86,8 @@ func judge(err error) verdict {
 	return surface
 }
 
-// IsRead tells reads from mutations by the method's name. What it does not
-// know counts as a mutation: it gets a request id, and a lost answer is an
-// unknown outcome.
+// IsRead reports whether a method is a read, by its name. Unknown methods count as mutations: they
+// get a request id, and a lost answer is an unknown outcome.
 func IsRead(method string) bool {
 	name := method[strings.LastIndexByte(method, '/')+1:]
 	for _, verb := range []string{"Get", "List", "Watch", "Check", "Explain", "Status", "Heartbeat", "Why", "Plan", "Recovery", "Bundle", "ClusterKey"} {
@@ -106,8 +98,8 @@ func IsRead(method string) bool {
 	return false
 }
 
-// Once reports a mutation that has no receipt: under the same request id it would
-// be done again, so nobody repeats what a replica may have got.
+// Once reports whether a method is a mutation without receipts. It would be applied again even with
+// the same request id, so it must not be repeated if a replica may have received it.
 func Once(method string) bool {
 	switch method {
 	case clusterv1.Cluster_DeleteVolume_FullMethodName, clusterv1.Cluster_TransferLeadership_FullMethodName, clusterv1.Cluster_RemoveReplica_FullMethodName,

@@ -9,37 +9,35 @@ import (
 	"strings"
 )
 
-// What schedulers are found by when nobody says otherwise.
+// Defaults of discovery.
 const (
-	DefaultPort    = "8085" // for gRPC
+	DefaultPort    = "8085" // gRPC port
 	DefaultService = "persys-scheduler"
 )
 
-// maxAddresses bounds a list and an SRV answer.
+// maxAddresses is the most addresses of a list or an SRV answer.
 const maxAddresses = 64
 
-// Target says where schedulers are: a fixed list, or an SRV name.
+// Target is a fixed list of schedulers or an SRV name.
 type Target struct {
 	// Addrs are host:port, in order of preference.
 	Addrs []string
-	// SRV is the name to ask, without a trailing dot; empty for a list.
+	// SRV is the name to query, without a trailing dot; empty for a list.
 	SRV string
-	// DNS are the servers to ask for SRV, host:port; none means those of the
-	// system.
+	// DNS are the servers for SRV queries, host:port; empty for those of the system.
 	DNS []string
-	// Service is what SRV's own name follows, without a leading _; empty means
+	// Service is the service label before the SRV name, without a leading _; empty for
 	// DefaultService.
 	Service string
-	// Hosts are names whose addresses, with DefaultPort, stand in for SRV records
-	// where there are none; the first that has some does.
+	// Hosts are used if there are no SRV records: the addresses of the first host that has any,
+	// with DefaultPort.
 	Hosts []string
 }
 
-// ParseTarget reads "host[:port],…" (port 8085 by default) or
-// "srv://name[?dns=host[:port],…][&service=…][&hosts=name,…]", for which
-// "persys:///name[?…]", as gRPC writes it, is another form. An SRV name that does
-// not begin with "_" is asked for as _<service>._tcp.<name>, as _<service>.<name>
-// and as it is; the first that answers is used.
+// ParseTarget parses "host[:port],…" (default port 8085) or
+// "srv://name[?dns=host[:port],…][&service=…][&hosts=name,…]". gRPC's form "persys:///name[?…]" is
+// the same as srv. An SRV name without a leading "_" is queried as _<service>._tcp.<name>,
+// _<service>.<name> and <name>; the first answer is used.
 func ParseTarget(s string) (Target, error) {
 	rest, ok := strings.CutPrefix(s, "srv://")
 	if !ok {
@@ -141,14 +139,13 @@ func parseAddr(s, defaultPort string) (string, error) {
 	return net.JoinHostPort(host, port), nil
 }
 
-// Endpoint is one address to dial and the names, at least one, of which its
-// certificate must hold one.
+// Endpoint is an address to dial and one or more names, one of which its certificate must contain.
 type Endpoint struct {
 	Addr  string   `json:"addr"` // host:port
 	Names []string `json:"names"`
 }
 
-// Equal reports whether both are the same address by the same names.
+// Equal reports whether both have the same address and names.
 func (e Endpoint) Equal(o Endpoint) bool {
 	return e.Addr == o.Addr && slices.Equal(e.Names, o.Names)
 }

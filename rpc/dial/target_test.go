@@ -22,7 +22,7 @@ func TestParseTarget(t *testing.T) {
 		{in: "srv://_persys._tcp.x.?dns=10.0.0.2,ns:5353", want: Target{SRV: "_persys._tcp.x", DNS: []string{"10.0.0.2:53", "ns:5353"}}},
 		{in: "persys:///persys.local?dns=10.0.0.2", want: Target{SRV: "persys.local", DNS: []string{"10.0.0.2:53"}}},
 		{in: "srv://x?service=_p&hosts=p.x,p", want: Target{SRV: "x", Service: "p", Hosts: []string{"p.x", "p"}}},
-		{in: "persys:///", err: "no DNS name"},
+		{in: "persys:///", err: "not a DNS name"},
 		{in: "persys://a", err: "1..65535"},
 		{in: "", err: "no address"},
 		{in: " , ", err: "no address"},
@@ -39,9 +39,9 @@ func TestParseTarget(t *testing.T) {
 			}
 			return
 		}(), err: "limit 64"},
-		{in: "srv://", err: "no DNS name"},
-		{in: "srv://a/b", err: "no DNS name"},
-		{in: "srv://a:53", err: "no DNS name"},
+		{in: "srv://", err: "not a DNS name"},
+		{in: "srv://a/b", err: "not a DNS name"},
+		{in: "srv://a:53", err: "not a DNS name"},
 		{in: "srv://a?ttl=1", err: `unknown option "ttl"`},
 		{in: "srv://a?dns=", err: "no address"},
 		{in: "srv://a?dns=x:y", err: `port "y"`},

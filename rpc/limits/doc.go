@@ -1,4 +1,4 @@
-// Package limits keeps one caller from taking a server away from all others: bounds
-// on connections, in all and from one host; on calls, under way and per second, of
-// one peer; and a panic ends the call that it happens in, not the program.
+// Package limits protects a server from single callers. It bounds connections, in total and per
+// host, and calls, concurrent and per second, of each peer. It also turns a panic in a call into an
+// error of that call.
 package limits

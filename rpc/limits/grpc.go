@@ -13,21 +13,20 @@ import (
 )
 
 const (
-	// HandshakeLimit is how long a connection may take to become one: TLS and the
-	// preface of HTTP/2.
+	// HandshakeLimit is the time limit of a handshake: TLS and the preface of HTTP/2.
 	HandshakeLimit = 10 * time.Second
-	// HeaderLimit bounds the headers of one call, in bytes.
+	// HeaderLimit is the most bytes of headers in one call.
 	HeaderLimit = 32 << 10
-	// slowCall is after how long a unary call is worth a line in the log.
+	// slowCall is the duration after which a unary call is logged.
 	slowCall = 5 * time.Second
 )
 
-// ServerOptions are the bounds that every gRPC server here has.
+// ServerOptions returns the bounds that all our gRPC servers have.
 func ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{grpc.ConnectionTimeout(HandshakeLimit), grpc.MaxHeaderListSize(HeaderLimit)}
 }
 
-// Survive runs a call; a panic in it becomes its error, and is logged.
+// Survive runs a call. It logs a panic and returns it as an error.
 func Survive(log *slog.Logger, full string, call func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -38,8 +37,8 @@ func Survive(log *slog.Logger, full string, call func() error) (err error) {
 	return call()
 }
 
-// Unary is Survive as an interceptor, which also logs calls that took long: the error
-// of one that its caller gave up says what it waited for.
+// Unary is Survive as an interceptor. It also logs slow calls with their error, which shows what an
+// abandoned call was waiting for.
 func Unary(log *slog.Logger) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (resp any, err error) {
 		began := time.Now()

@@ -10,17 +10,17 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Limits of one server. 0 is no limit.
+// Limits of one server. 0 means no limit.
 type Limits struct {
-	// Calls of one peer per second; twice as many may come at once.
+	// Calls of one peer per second; the burst is twice as high.
 	Calls int
-	// Concurrent is how many calls of one peer are under way at once, streams included.
+	// Concurrent is the most concurrent calls of one peer, streams included.
 	Concurrent int
-	// Connections in all, and from one host.
+	// Connections in total and from one host.
 	Connections, PerHost int
 }
 
-// Reasons for a refusal, as metrics name them.
+// Reasons for a refusal, used in metrics.
 const (
 	ReasonRate        = "rate"
 	ReasonConcurrency = "concurrency"
@@ -31,16 +31,16 @@ const (
 // Errors of Enter.
 var (
 	ErrRate       = errors.New("too many calls a second from this peer")
-	ErrConcurrent = errors.New("too many calls of this peer are under way")
+	ErrConcurrent = errors.New("too many concurrent calls of this peer")
 )
 
-// Peer names whoever makes calls: a role and an id, or a host.
+// Peer identifies a caller: a role and an id, or a host.
 type Peer struct{ Kind, Name string }
 
 const (
-	// forgetAt is how many peers are remembered before those are dropped that have made
-	// no call for forgetAfter. They are looked for every forgetEvery at most: to look at
-	// all of them for each new one, while every call waits, is what a flood of hosts wants.
+	// If more than forgetAt peers are recorded, those without a call for forgetAfter are dropped.
+	// That search runs every forgetEvery at most, because it blocks all calls and a flood of hosts
+	// must not trigger it for each of them.
 	forgetAt    = 4096
 	forgetAfter = time.Minute
 	forgetEvery = time.Second
@@ -54,17 +54,17 @@ type Peers struct {
 
 	mu     sync.RWMutex
 	peers  map[Peer]*Entry
-	forgot time.Time // when idle ones were looked for
+	forgot time.Time // time of the last search for idle peers
 }
 
-// Entry is what is known of one peer.
+// Entry holds the counters of one peer.
 type Entry struct {
 	calls *rate.Limiter
 	open  atomic.Int64
 	seen  atomic.Int64 // Unix nanoseconds
 }
 
-// NewPeers makes an empty count. refused is told of each refusal; it may be nil.
+// NewPeers returns empty counters. refused is called for each refusal; it may be nil.
 func NewPeers(l Limits, refused func(reason string)) *Peers {
 	if refused == nil {
 		refused = func(string) {}
@@ -72,7 +72,8 @@ func NewPeers(l Limits, refused func(reason string)) *Peers {
 	return &Peers{limits: l, refused: refused, now: time.Now, peers: map[Peer]*Entry{}}
 }
 
-// Enter admits a call, or says why not. The caller calls Leave when it has ended.
+// Enter admits a call or returns ErrRate or ErrConcurrent. The caller calls Leave when the call has
+// ended.
 func (p *Peers) Enter(who Peer) (*Entry, error) {
 	if p == nil || p.limits.Calls <= 0 && p.limits.Concurrent <= 0 {
 		return nil, nil
@@ -92,7 +93,7 @@ func (p *Peers) Enter(who Peer) (*Entry, error) {
 	return e, nil
 }
 
-// Leave ends a call that Enter admitted.
+// Leave records the end of a call that Enter admitted.
 func (e *Entry) Leave() {
 	if e != nil {
 		e.open.Add(-1)
@@ -128,8 +129,8 @@ func (p *Peers) entry(who Peer) *Entry {
 	return e
 }
 
-// Listen bounds the connections that l accepts. One too many is closed at once:
-// nothing is read from it, and it costs no handshake.
+// Listen bounds the connections that l accepts. A connection beyond the bound is closed before the
+// handshake.
 func Listen(l net.Listener, limits Limits, refused func(reason string)) net.Listener {
 	if limits.Connections <= 0 && limits.PerHost <= 0 {
 		return l
@@ -150,8 +151,8 @@ type listener struct {
 	hosts map[string]int
 }
 
-// HostOf is an address without the port, which says nothing a minute later; all of it
-// where there is no port, "" for none. It is asked for in every call.
+// HostOf returns an address without its port. It returns the whole address if there is no port, and
+// "" for nil.
 func HostOf(a net.Addr) string {
 	if a == nil {
 		return ""
@@ -175,7 +176,7 @@ func (l *listener) Accept() (net.Conn, error) {
 		host := HostOf(c.RemoteAddr())
 		if reason := l.enter(host); reason != "" {
 			l.refused(reason)
-			_ = c.Close() // nothing was said
+			_ = c.Close() // nothing was exchanged
 			continue
 		}
 		return &conn{Conn: c, left: sync.OnceFunc(func() { l.leave(host) })}, nil
