@@ -128,7 +128,7 @@ func TestRestoreRefusals(t *testing.T) {
 		code codes.Code
 		says string
 	}{
-		{"a flipped bit", damaged, codes.InvalidArgument, "no backup that can be restored"},
+		{"a flipped bit", damaged, codes.InvalidArgument, "not a backup that can be restored"},
 		{"a file that was cut off", data[:len(data)-3], codes.InvalidArgument, "it ends within"},
 		{"something else", []byte("hello, this is not a backup"), codes.InvalidArgument, "no backup"},
 		{"another cluster's", strange.Bytes(), codes.FailedPrecondition, "SCHEDULER_CLUSTER_ID=c9"},
