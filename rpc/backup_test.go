@@ -130,7 +130,7 @@ func TestRestoreRefusals(t *testing.T) {
 	}{
 		{"a flipped bit", damaged, codes.InvalidArgument, "not a backup that can be restored"},
 		{"a file that was cut off", data[:len(data)-3], codes.InvalidArgument, "it ends within"},
-		{"something else", []byte("hello, this is not a backup"), codes.InvalidArgument, "no backup"},
+		{"something else", []byte("hello, this is not a backup"), codes.InvalidArgument, "not a backup"},
 		{"another cluster's", strange.Bytes(), codes.FailedPrecondition, "SCHEDULER_CLUSTER_ID=c9"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

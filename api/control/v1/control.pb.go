@@ -1,9 +1,8 @@
-// The control plane's API: what agents, gateways and command lines say to a scheduler.
+// The control plane's API, which agents, gateways and command lines call on schedulers.
 //
-// Compatible on the wire with legacy v1 peers. Every number below 1000 belongs to that
-// shared contract and never changes; our own additions start at 1000, where older peers skip them
-// as unknown fields. api/testdata/control.tsv lists the contract, and a test compares it with this
-// file.
+// Compatible on the wire with legacy v1 peers. Every number below 1000 belongs to that shared
+// contract and never changes. Our own additions start at 1000; older peers skip them as unknown
+// fields. api/testdata/control.tsv lists the contract, and a test compares it with this file.
 //
 // Units, unless a field says otherwise: CPU in millicores (1000 = one core), memory in MiB (fields
 // ending in _mb), disk in GiB (fields ending in _gb).
@@ -100,7 +99,7 @@ func (FailureReason) EnumDescriptor() ([]byte, []int) {
 	return file_api_control_v1_control_proto_rawDescGZIP(), []int{0}
 }
 
-// What an automation suggestion asks for.
+// Action that an automation suggestion proposes.
 type AutomationActionType int32
 
 const (
@@ -156,17 +155,18 @@ func (AutomationActionType) EnumDescriptor() ([]byte, []int) {
 	return file_api_control_v1_control_proto_rawDescGZIP(), []int{1}
 }
 
-// How fresh a read must be. Callers that know nothing of levels send 0 and get LINEARIZABLE.
+// Consistency of a read. Callers that do not know levels send 0 and get LINEARIZABLE.
 type ReadLevel int32
 
 const (
-	// Linearizable; served stale, and marked so, after one second without a leader.
+	// Linearizable. After one second without a leader the answer is stale and marked as such.
 	ReadLevel_READ_LEVEL_UNSPECIFIED ReadLevel = 0
-	// Reflects every write acknowledged before the call began, or fails with Unavailable.
+	// The answer reflects every write that was acknowledged before the call began; Unavailable
+	// without a leader.
 	ReadLevel_READ_LEVEL_LINEARIZABLE ReadLevel = 1
-	// Any replica, once it has applied min_index.
+	// Answered by any replica once it has applied min_index.
 	ReadLevel_READ_LEVEL_SESSION ReadLevel = 2
-	// Any replica, whatever it has; index and age_ms say how old that is.
+	// Answered by any replica at once; index and age_ms say how old its state is.
 	ReadLevel_READ_LEVEL_STALE ReadLevel = 3
 )
 
@@ -467,8 +467,7 @@ func (x *SubmitAutomationSuggestionResponse) GetDecidedAt() *timestamppb.Timesta
 	return nil
 }
 
-// A machine introducing itself. Sent at start, after a lease was lost, and whenever a heartbeat
-// fails.
+// Registration of a node. Sent at start, after a lease was lost, and when a heartbeat fails.
 type RegisterNodeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required: [A-Za-z0-9][A-Za-z0-9_.-]{0,127}.
@@ -479,19 +478,19 @@ type RegisterNodeRequest struct {
 	// supported storage driver.
 	Labels       map[string]string `protobuf:"bytes,3,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	AgentVersion string            `protobuf:"bytes,4,opt,name=agent_version,json=agentVersion,proto3" json:"agent_version,omitempty"`
-	// host:port where the agent's own API answers. Required; split at the last colon, an empty host
-	// means 127.0.0.1.
+	// host:port of the agent's own API. Required; split at the last colon; an empty host means
+	// 127.0.0.1.
 	GrpcEndpoint string `protobuf:"bytes,5,opt,name=grpc_endpoint,json=grpcEndpoint,proto3" json:"grpc_endpoint,omitempty"`
-	// Checked by us when it is not empty; legacy v1 agents leave it empty.
+	// Checked if not empty; legacy v1 agents leave it empty.
 	ClusterId string `protobuf:"bytes,6,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
-	// The agent's clock, for people; nothing is computed from it.
+	// The agent's clock, for display only.
 	Timestamp *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=timestamp,proto3" json:"timestamp,omitempty"`
-	// Random, made once per agent data directory: tells two machines under one node id apart.
+	// Random, created once per agent data directory. It distinguishes two machines with the same node
+	// id.
 	InstanceId string `protobuf:"bytes,1000,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
-	// Highest feature level of the log that the agent's release knows of; for rolling upgrades.
+	// Highest feature level of the log that the agent's release supports; for rolling upgrades.
 	FeatureLevel uint32 `protobuf:"varint,1001,opt,name=feature_level,json=featureLevel,proto3" json:"feature_level,omitempty"`
-	// The shard key that the node was told, or learned from its schedulers; checked
-	// when it is not empty.
+	// The shard key of the node, configured or learned from its schedulers; checked if not empty.
 	Shard         string `protobuf:"bytes,1010,opt,name=shard,proto3" json:"shard,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -597,7 +596,7 @@ func (x *RegisterNodeRequest) GetShard() string {
 	return ""
 }
 
-// What a node has and what it can run.
+// Resources of a node and the workloads that it can run.
 type NodeCapabilities struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Millicores, above 0.
@@ -605,32 +604,31 @@ type NodeCapabilities struct {
 	// MiB, above 0.
 	MemoryTotalMb int64          `protobuf:"varint,2,opt,name=memory_total_mb,json=memoryTotalMb,proto3" json:"memory_total_mb,omitempty"`
 	StoragePools  []*StoragePool `protobuf:"bytes,3,rep,name=storage_pools,json=storagePools,proto3" json:"storage_pools,omitempty"`
-	// container, compose, vm; docker-container and docker-compose are aliases. Empty: everything
-	// except vm (an agent that predates the field); none: nothing (without an engine).
+	// container, compose, vm; docker-container and docker-compose are aliases. Empty, from agents
+	// that predate the field, means everything except vm. The value none means nothing (no engine).
 	SupportedWorkloadTypes []string `protobuf:"bytes,4,rep,name=supported_workload_types,json=supportedWorkloadTypes,proto3" json:"supported_workload_types,omitempty"`
 	// local, nfs, ceph-rbd (alias ceph_rbd). local is always assumed.
 	SupportedStorageDrivers []string `protobuf:"bytes,5,rep,name=supported_storage_drivers,json=supportedStorageDrivers,proto3" json:"supported_storage_drivers,omitempty"`
-	// Id of the container engine. Host ports are reserved per engine, so that agents sharing one do
-	// not collide.
+	// Id of the container engine. Host ports are reserved per engine, because agents may share one.
 	EngineId string `protobuf:"bytes,1000,opt,name=engine_id,json=engineId,proto3" json:"engine_id,omitempty"`
 	// Taints set in the agent's configuration.
 	Taints []*Taint `protobuf:"bytes,1001,rep,name=taints,proto3" json:"taints,omitempty"`
-	// A guard process stops workloads at the end of the lease even when the agent is dead; required
+	// A fencer process stops workloads at the end of the lease even if the agent has died. Required
 	// for on_lost_lease: stop.
 	SelfFencing bool `protobuf:"varint,1002,opt,name=self_fencing,json=selfFencing,proto3" json:"self_fencing,omitempty"`
-	// Millicores kept for the machine itself; placement takes total less this.
+	// Millicores reserved for the machine itself; placement uses the total less this.
 	CpuReservedMillicores int64 `protobuf:"varint,1003,opt,name=cpu_reserved_millicores,json=cpuReservedMillicores,proto3" json:"cpu_reserved_millicores,omitempty"`
-	// MiB kept for the machine itself.
+	// MiB reserved for the machine itself.
 	MemoryReservedMb int64 `protobuf:"varint,1004,opt,name=memory_reserved_mb,json=memoryReservedMb,proto3" json:"memory_reserved_mb,omitempty"`
 	// 0: a legacy v1 peer. 1: understands epochs, generations and our lease lengths.
 	Protocol uint32 `protobuf:"varint,1005,opt,name=protocol,proto3" json:"protocol,omitempty"`
-	// With self_fencing: seconds after the end of the lease within which the guard has stopped what is
-	// to be stopped then, whatever else goes wrong on the machine.
+	// With self_fencing: upper bound, in seconds after the end of the lease, until the fencer has
+	// stopped the workloads.
 	FenceBoundSeconds uint32 `protobuf:"varint,1006,opt,name=fence_bound_seconds,json=fenceBoundSeconds,proto3" json:"fence_bound_seconds,omitempty"`
-	// GiB of the default storage pool kept for the machine itself.
+	// GiB of the default storage pool reserved for the machine itself.
 	DiskReservedGb int64 `protobuf:"varint,1007,opt,name=disk_reserved_gb,json=diskReservedGb,proto3" json:"disk_reserved_gb,omitempty"`
-	// 1 to 100: the share of what is left after the reservations that may be promised to workloads. 0
-	// is all of it.
+	// Percentage, 1 to 100, of the resources after reservations that may be allocated to workloads. 0
+	// means 100.
 	ResourceThresholdPercent uint32 `protobuf:"varint,1008,opt,name=resource_threshold_percent,json=resourceThresholdPercent,proto3" json:"resource_threshold_percent,omitempty"`
 	unknownFields            protoimpl.UnknownFields
 	sizeCache                protoimpl.SizeCache
@@ -764,7 +762,7 @@ func (x *NodeCapabilities) GetResourceThresholdPercent() uint32 {
 	return 0
 }
 
-// A place on the node where workload data can live.
+// A storage pool of the node for workload data.
 type StoragePool struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -830,16 +828,16 @@ func (x *StoragePool) GetTotalGb() int64 {
 type RegisterNodeResponse struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Accepted bool                   `protobuf:"varint,1,opt,name=accepted,proto3" json:"accepted,omitempty"`
-	// "registered", or why not.
+	// "registered", or the reason of the refusal.
 	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
-	// How often to send heartbeats. The agent uses 10 when it is 0.
+	// Interval of heartbeats in seconds; 0 means 10.
 	HeartbeatIntervalSeconds int32 `protobuf:"varint,3,opt,name=heartbeat_interval_seconds,json=heartbeatIntervalSeconds,proto3" json:"heartbeat_interval_seconds,omitempty"`
 	// The end of the lease by the scheduler's clock.
 	LeaseExpiresAt *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=lease_expires_at,json=leaseExpiresAt,proto3" json:"lease_expires_at,omitempty"`
 	ClusterId      string                 `protobuf:"bytes,1000,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
-	// Length of the lease, counted by the agent from when it sent the request.
+	// Duration of the lease, counted by the agent from the time at which it sent the request.
 	LeaseSeconds int32 `protobuf:"varint,1001,opt,name=lease_seconds,json=leaseSeconds,proto3" json:"lease_seconds,omitempty"`
-	// The leadership that answered.
+	// Epoch of the leader that answered.
 	Epoch *Epoch `protobuf:"bytes,1002,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// host:port of every replica's gRPC API.
 	SchedulerAddrs []string `protobuf:"bytes,1003,rep,name=scheduler_addrs,json=schedulerAddrs,proto3" json:"scheduler_addrs,omitempty"`
@@ -946,23 +944,22 @@ type HeartbeatRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required.
 	NodeId string `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	// Absent leaves the last known usage as it is.
+	// If absent, the last usage stays valid.
 	Usage *NodeUsage `protobuf:"bytes,2,opt,name=usage,proto3" json:"usage,omitempty"`
-	// Everything the agent knows, unless full (1001) is false and protocol is 1: then only what
-	// changed.
+	// All workloads of the agent; only the changed ones if full (1001) is false and protocol is 1.
 	WorkloadStatuses []*WorkloadStatus `protobuf:"bytes,3,rep,name=workload_statuses,json=workloadStatuses,proto3" json:"workload_statuses,omitempty"`
-	// The agent's clock, for people.
+	// The agent's clock, for display only.
 	Timestamp *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=timestamp,proto3" json:"timestamp,omitempty"`
 	// Applied after workload_statuses.
 	WorkloadUsage []*WorkloadUsageSnapshot `protobuf:"bytes,5,rep,name=workload_usage,json=workloadUsage,proto3" json:"workload_usage,omitempty"`
-	// Counts the heartbeats of one registration; a lower one than already seen is stale and changes
-	// nothing.
+	// Number of the heartbeat within its registration. A heartbeat with a lower number than an
+	// earlier one is stale and ignored.
 	Sequence uint64 `protobuf:"varint,1000,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// workload_statuses is the complete list, not what changed since the last acknowledged
+	// workload_statuses is the complete list, and not the changes since the last acknowledged
 	// heartbeat.
 	Full bool `protobuf:"varint,1001,opt,name=full,proto3" json:"full,omitempty"`
-	// The cluster that the node belongs to, as in its registration: the schedulers of another refuse
-	// the heartbeat, even if they know a node of this id. Empty from legacy v1 agents.
+	// The node's cluster. Schedulers of another cluster refuse the heartbeat, even if they have a
+	// node with this id. Empty from legacy v1 agents.
 	ClusterId     string `protobuf:"bytes,1002,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1054,8 +1051,7 @@ func (x *HeartbeatRequest) GetClusterId() string {
 	return ""
 }
 
-// What is in use on the node, measured by the agent.
-// What a storage pool holds, whoever put it there.
+// Usage of a storage pool.
 type StoragePoolUsage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -1117,9 +1113,10 @@ func (x *StoragePoolUsage) GetTotalGb() int64 {
 	return 0
 }
 
+// Usage of the node, measured by the agent.
 type NodeUsage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Legacy v1 agents always send 0; we reserve by what is placed, not by this.
+	// Legacy v1 agents always send 0. Not used for placement.
 	CpuAllocatedMillicores int64 `protobuf:"varint,1,opt,name=cpu_allocated_millicores,json=cpuAllocatedMillicores,proto3" json:"cpu_allocated_millicores,omitempty"`
 	CpuUsedMillicores      int64 `protobuf:"varint,2,opt,name=cpu_used_millicores,json=cpuUsedMillicores,proto3" json:"cpu_used_millicores,omitempty"`
 	// As cpu_allocated_millicores.
@@ -1129,7 +1126,7 @@ type NodeUsage struct {
 	DiskAllocatedGb int64               `protobuf:"varint,5,opt,name=disk_allocated_gb,json=diskAllocatedGb,proto3" json:"disk_allocated_gb,omitempty"`
 	DiskUsedGb      int64               `protobuf:"varint,6,opt,name=disk_used_gb,json=diskUsedGb,proto3" json:"disk_used_gb,omitempty"`
 	StoragePools    []*StoragePoolUsage `protobuf:"bytes,1010,rep,name=storage_pools,json=storagePools,proto3" json:"storage_pools,omitempty"`
-	// Bytes since the machine started, of its own network cards together.
+	// Bytes since the machine started, summed over its physical network cards.
 	NetRxBytes    int64 `protobuf:"varint,1011,opt,name=net_rx_bytes,json=netRxBytes,proto3" json:"net_rx_bytes,omitempty"`
 	NetTxBytes    int64 `protobuf:"varint,1012,opt,name=net_tx_bytes,json=netTxBytes,proto3" json:"net_tx_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1231,25 +1228,25 @@ func (x *NodeUsage) GetNetTxBytes() int64 {
 
 type HeartbeatResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// True also while changes are frozen.
+	// Also true while the cluster is frozen.
 	Acknowledged bool `protobuf:"varint,1,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"`
-	// True while changes are frozen or the node drains; a running workload is not to be touched
+	// True while the cluster is frozen or the node is draining. Running workloads must not be stopped
 	// because of it.
 	DrainNode bool `protobuf:"varint,2,opt,name=drain_node,json=drainNode,proto3" json:"drain_node,omitempty"`
-	// The end of the lease by the scheduler's clock. Repeats the old value when the leader could not
-	// confirm itself.
+	// The end of the lease by the scheduler's clock. Unchanged if the leader could not confirm its
+	// leadership.
 	LeaseExpiresAt *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=lease_expires_at,json=leaseExpiresAt,proto3" json:"lease_expires_at,omitempty"`
 	// Seconds; may change as the cluster grows.
 	HeartbeatIntervalSeconds int32 `protobuf:"varint,1000,opt,name=heartbeat_interval_seconds,json=heartbeatIntervalSeconds,proto3" json:"heartbeat_interval_seconds,omitempty"`
 	// As in RegisterNodeResponse. 0: the lease was not extended.
 	LeaseSeconds int32 `protobuf:"varint,1001,opt,name=lease_seconds,json=leaseSeconds,proto3" json:"lease_seconds,omitempty"`
-	// The leadership that answered.
+	// Epoch of the leader that answered.
 	Epoch *Epoch `protobuf:"bytes,1002,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// host:port of every replica's gRPC API.
 	SchedulerAddrs []string `protobuf:"bytes,1003,rep,name=scheduler_addrs,json=schedulerAddrs,proto3" json:"scheduler_addrs,omitempty"`
 	// host:port of the leader's gRPC API; empty when unknown.
 	LeaderAddr string `protobuf:"bytes,1004,opt,name=leader_addr,json=leaderAddr,proto3" json:"leader_addr,omitempty"`
-	// Send the complete list of statuses next time.
+	// The next heartbeat must have the complete list of statuses.
 	SendFull      bool `protobuf:"varint,1005,opt,name=send_full,json=sendFull,proto3" json:"send_full,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1352,12 +1349,12 @@ type ApplyWorkloadRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required: [A-Za-z0-9][A-Za-z0-9_.-]{0,127}.
 	WorkloadId string `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
-	// Absent: change desired_state only.
+	// If absent, only desired_state is changed.
 	Spec *WorkloadSpec `protobuf:"bytes,2,opt,name=spec,proto3" json:"spec,omitempty"`
-	// The caller's own name for this revision; stored and echoed. What decides whether a workload
-	// changed is its content, not this.
+	// The caller's own name for this revision; stored and returned. Content, not this name, decides
+	// whether a workload has changed.
 	RevisionId string `protobuf:"bytes,10,opt,name=revision_id,json=revisionId,proto3" json:"revision_id,omitempty"`
-	// Without regard to case: stopped or stop, deleted or delete; anything else, also empty, means
+	// In any case: stopped or stop, deleted or delete. Any other text, also an empty one, means
 	// Running.
 	DesiredState string `protobuf:"bytes,11,opt,name=desired_state,json=desiredState,proto3" json:"desired_state,omitempty"`
 	// UUIDv7 minted by the caller; a repeat gets the first answer again instead of a second
@@ -1434,9 +1431,9 @@ func (x *ApplyWorkloadRequest) GetRequestId() string {
 
 type ApplyWorkloadResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The change is recorded by a majority. It does not mean that the workload runs.
+	// A majority of the replicas has committed the change. The workload need not run yet.
 	Success bool `protobuf:"varint,1,opt,name=success,proto3" json:"success,omitempty"`
-	// Set when success is false.
+	// Set if success is false.
 	FailureReason FailureReason `protobuf:"varint,2,opt,name=failure_reason,json=failureReason,proto3,enum=persys.control.v1.FailureReason" json:"failure_reason,omitempty"`
 	// Names the field, the rule and the value.
 	ErrorMessage string `protobuf:"bytes,3,opt,name=error_message,json=errorMessage,proto3" json:"error_message,omitempty"`
@@ -1446,11 +1443,11 @@ type ApplyWorkloadResponse struct {
 	Index uint64 `protobuf:"varint,1001,opt,name=index,proto3" json:"index,omitempty"`
 	// The revision derived from the content.
 	RevisionId string `protobuf:"bytes,1002,opt,name=revision_id,json=revisionId,proto3" json:"revision_id,omitempty"`
-	// Ids minted for count, in order; otherwise the one id.
+	// The ids of the members of a count, in order; otherwise the one id.
 	WorkloadIds []string `protobuf:"bytes,1003,rep,name=workload_ids,json=workloadIds,proto3" json:"workload_ids,omitempty"`
 	// The same content and desired state were already recorded; nothing was done.
 	Unchanged bool `protobuf:"varint,1004,opt,name=unchanged,proto3" json:"unchanged,omitempty"`
-	// Set where members of the group wait for their turn: the update that GetRollout tells of.
+	// Id of the rollout (GetRollout) if members of the group are updated one after another.
 	Rollout       *Generation `protobuf:"bytes,1050,opt,name=rollout,proto3" json:"rollout,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1556,7 +1553,7 @@ type DeleteWorkloadRequest struct {
 	// UUIDv7 minted by the caller; a repeat gets the first answer again instead of a second
 	// execution. Empty: the first replica mints one, and a repeat is a new request.
 	RequestId string `protobuf:"bytes,1000,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// Forget the workload without the agent's confirmation; for nodes that never come back.
+	// Removes the record without the agent's confirmation, for nodes that never come back.
 	Force         bool `protobuf:"varint,1001,opt,name=force,proto3" json:"force,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1675,12 +1672,12 @@ func (x *DeleteWorkloadResponse) GetIndex() uint64 {
 	return 0
 }
 
-// What a caller wants to run. At most 512 KiB encoded.
+// Specification of a workload. At most 512 KiB encoded.
 type WorkloadSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// container, compose or vm; no aliases here.
 	Type string `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
-	// What placement reserves.
+	// Resources that placement reserves.
 	Resources *ResourceRequirements `protobuf:"bytes,2,opt,name=resources,proto3" json:"resources,omitempty"`
 	// Types that are valid to be assigned to Workload:
 	//
@@ -1691,16 +1688,16 @@ type WorkloadSpec struct {
 	// Becomes labels on the container, never placement constraints. The key persys.vm_spec_b64 may
 	// hold a whole VM spec (base64 of JSON in the agent API's field names) which then replaces vm.
 	Metadata map[string]string `protobuf:"bytes,20,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Workloads of a group are kept apart by placement; empty means the workload stands alone.
+	// Placement spreads the workloads of a group over nodes. Empty means no group.
 	Group string `protobuf:"bytes,1000,opt,name=group,proto3" json:"group,omitempty"`
 	// n > 0 makes workloads <id>-0 to <id>-(n-1) in group <id>, in one command; 0 means one workload
 	// <id>.
 	Count int32 `protobuf:"varint,1001,opt,name=count,proto3" json:"count,omitempty"`
-	// All must hold.
+	// All constraints must hold.
 	Constraints []*Constraint `protobuf:"bytes,1002,rep,name=constraints,proto3" json:"constraints,omitempty"`
-	// Labels that a node must carry to be given this workload; all must match.
+	// Labels that a node must have for this workload; all must match.
 	Labels map[string]string `protobuf:"bytes,1003,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Never run by two nodes, not even when a node is cut off. Virtual machines always are.
+	// Never runs on two nodes at once, even if a node is cut off. Always set for virtual machines.
 	Exclusive bool `protobuf:"varint,1004,opt,name=exclusive,proto3" json:"exclusive,omitempty"`
 	// keep (default) or stop; only for exclusive workloads.
 	OnLostLease string `protobuf:"bytes,1005,opt,name=on_lost_lease,json=onLostLease,proto3" json:"on_lost_lease,omitempty"`
@@ -1708,12 +1705,12 @@ type WorkloadSpec struct {
 	Priority int32 `protobuf:"varint,1006,opt,name=priority,proto3" json:"priority,omitempty"`
 	// Taints that the workload accepts.
 	Tolerations []*Toleration `protobuf:"bytes,1007,rep,name=tolerations,proto3" json:"tolerations,omitempty"`
-	// Absent: what runs is taken for healthy.
+	// If absent, a running workload counts as healthy.
 	HealthCheck *HealthCheck `protobuf:"bytes,1017,opt,name=health_check,json=healthCheck,proto3" json:"health_check,omitempty"`
-	// Where it belongs; made with PutNamespace. Empty: where it is, or default for a new one. It
-	// cannot be changed afterwards.
+	// Namespace, created with PutNamespace. Empty means the present one, or "default" for a new
+	// workload. It cannot be changed later.
 	Namespace string `protobuf:"bytes,1030,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	// How the members of a count are replaced by another specification; absent: all at once.
+	// How the members of a count are updated to a new specification. If absent, all at once.
 	Update        *UpdateStrategy `protobuf:"bytes,1050,opt,name=update,proto3" json:"update,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1903,16 +1900,18 @@ func (*WorkloadSpec_Compose) isWorkloadSpec_Workload() {}
 
 func (*WorkloadSpec_Vm) isWorkloadSpec_Workload() {}
 
-// An update that goes through a group, a few members at a time.
+// Update of a group, a few members at a time.
 type UpdateStrategy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// How many members may be unavailable while the update goes on; 0 means 1.
+	// Members that may be unavailable during the update; 0 means 1.
 	MaxParallel int32 `protobuf:"varint,1,opt,name=max_parallel,json=maxParallel,proto3" json:"max_parallel,omitempty"`
-	// Seconds that a changed member must be available before it counts, 1 to 3600; 0 means 10.
+	// Seconds that an updated member must be available before the next one is updated, 1 to 3600; 0
+	// means 10.
 	MinHealthyTimeSeconds int32 `protobuf:"varint,2,opt,name=min_healthy_time_seconds,json=minHealthyTimeSeconds,proto3" json:"min_healthy_time_seconds,omitempty"`
-	// Seconds that it may take until then, 1 to 86400; 0 means 300. More than min_healthy_time.
+	// Time limit in seconds for an updated member to become available, 1 to 86400; 0 means 300. Must
+	// be more than min_healthy_time.
 	HealthyDeadlineSeconds int32 `protobuf:"varint,3,opt,name=healthy_deadline_seconds,json=healthyDeadlineSeconds,proto3" json:"healthy_deadline_seconds,omitempty"`
-	// When a member fails, go back to what the group was; otherwise the update pauses.
+	// If a member fails, roll the group back; otherwise the update pauses.
 	AutoRevert    bool `protobuf:"varint,4,opt,name=auto_revert,json=autoRevert,proto3" json:"auto_revert,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1976,27 +1975,27 @@ func (x *UpdateStrategy) GetAutoRevert() bool {
 	return false
 }
 
-// How to tell whether a workload that runs does its work. The agent asks, and a workload that fails
-// its check leaves DNS; it is not restarted. Exactly one of http, tcp and command.
+// Health check of a running workload, made by the agent. An unhealthy workload is removed from DNS;
+// it is not restarted. Exactly one of http, tcp and command.
 type HealthCheck struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// A path; its port answers GET with a status from 200 to 399.
+	// Path of a GET request to port; a status from 200 to 399 is healthy.
 	Http string `protobuf:"bytes,1,opt,name=http,proto3" json:"http,omitempty"`
-	// Something listens on port.
+	// Healthy if port accepts a connection.
 	Tcp bool `protobuf:"varint,2,opt,name=tcp,proto3" json:"tcp,omitempty"`
-	// Runs in the workload and ends with 0. Not for virtual machines.
+	// Command that runs in the workload; exit code 0 is healthy. Not for virtual machines.
 	Command []string `protobuf:"bytes,3,rep,name=command,proto3" json:"command,omitempty"`
-	// Inside the workload, 1 to 65535; for http and tcp.
+	// Port inside the workload, 1 to 65535; for http and tcp.
 	Port int32 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`
-	// A Compose stack's service that command runs in; empty where there is only one.
+	// Service of a Compose stack in which command runs; may be empty if there is only one.
 	Service string `protobuf:"bytes,5,opt,name=service,proto3" json:"service,omitempty"`
 	// Seconds between two checks, 1 to 3600; 0 means 10.
 	IntervalSeconds int32 `protobuf:"varint,6,opt,name=interval_seconds,json=intervalSeconds,proto3" json:"interval_seconds,omitempty"`
-	// Seconds that one may take, 1 to 600; 0 means 3.
+	// Time limit of one check in seconds, 1 to 600; 0 means 3.
 	TimeoutSeconds int32 `protobuf:"varint,7,opt,name=timeout_seconds,json=timeoutSeconds,proto3" json:"timeout_seconds,omitempty"`
-	// Failures in a row that make it unhealthy, 1 to 100; 0 means 3.
+	// Consecutive failures that make it unhealthy, 1 to 100; 0 means 3.
 	Retries int32 `protobuf:"varint,8,opt,name=retries,proto3" json:"retries,omitempty"`
-	// Seconds after its start in which failures do not count, 0 to 3600.
+	// Seconds after the start in which failures do not count, 0 to 3600.
 	StartPeriodSeconds int32 `protobuf:"varint,9,opt,name=start_period_seconds,json=startPeriodSeconds,proto3" json:"start_period_seconds,omitempty"`
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
@@ -2095,7 +2094,7 @@ func (x *HealthCheck) GetStartPeriodSeconds() int32 {
 	return 0
 }
 
-// What placement reserves for the workload.
+// Resources that placement reserves for the workload.
 type ResourceRequirements struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Millicores, 0 or more.
@@ -2104,7 +2103,7 @@ type ResourceRequirements struct {
 	MemoryMb int64 `protobuf:"varint,2,opt,name=memory_mb,json=memoryMb,proto3" json:"memory_mb,omitempty"`
 	// GiB, 0 or more, taken from storage_pool.
 	DiskGb int64 `protobuf:"varint,3,opt,name=disk_gb,json=diskGb,proto3" json:"disk_gb,omitempty"`
-	// Pool that disk_gb is taken from; empty means the node's default pool.
+	// Storage pool for disk_gb; empty means the node's default pool.
 	StoragePool   string `protobuf:"bytes,1000,opt,name=storage_pool,json=storagePool,proto3" json:"storage_pool,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2343,8 +2342,8 @@ type Port struct {
 	ContainerPort int32 `protobuf:"varint,2,opt,name=container_port,json=containerPort,proto3" json:"container_port,omitempty"`
 	// tcp or udp; empty means tcp.
 	Protocol string `protobuf:"bytes,3,opt,name=protocol,proto3" json:"protocol,omitempty"`
-	// Service name (RFC 6335): the port is found in DNS under _<name> too. Containers, and inline
-	// Compose files by the ports' own name.
+	// Service name (RFC 6335), under which DNS also has the port (_<name>). For containers; ports of
+	// inline Compose files use their own name key.
 	Name          string `protobuf:"bytes,1000,opt,name=name,proto3" json:"name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2411,18 +2410,18 @@ func (x *Port) GetName() string {
 // A Compose project, inline or from Git.
 type ComposeSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// git (any case) takes git_repo and git_ref; anything else means inline.
+	// git (any case) uses git_repo and git_ref; anything else means inline.
 	SourceType string `protobuf:"bytes,1,opt,name=source_type,json=sourceType,proto3" json:"source_type,omitempty"`
 	GitRepo    string `protobuf:"bytes,2,opt,name=git_repo,json=gitRepo,proto3" json:"git_repo,omitempty"`
 	GitRef     string `protobuf:"bytes,3,opt,name=git_ref,json=gitRef,proto3" json:"git_ref,omitempty"`
-	// Plain YAML or its base64; both are understood.
+	// Plain YAML or base64 of it.
 	InlineYaml string `protobuf:"bytes,4,opt,name=inline_yaml,json=inlineYaml,proto3" json:"inline_yaml,omitempty"`
 	// Becomes the project's .env file.
 	Env map[string]string `protobuf:"bytes,5,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Name of an entry in the credentials file of the agents; empty means the one for the
 	// repository's host, if any.
 	GitCredentials string `protobuf:"bytes,1000,opt,name=git_credentials,json=gitCredentials,proto3" json:"git_credentials,omitempty"`
-	// Volumes that the file names as external; mount_path is not used.
+	// Volumes that are external in the file; mount_path is not used.
 	ManagedVolumes []*ManagedVolumeSpec `protobuf:"bytes,1001,rep,name=managed_volumes,json=managedVolumes,proto3" json:"managed_volumes,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -2516,10 +2515,10 @@ type VMSpec struct {
 	Disks     []*DiskConfig    `protobuf:"bytes,3,rep,name=disks,proto3" json:"disks,omitempty"`
 	Networks  []*NetworkConfig `protobuf:"bytes,4,rep,name=networks,proto3" json:"networks,omitempty"`
 	CloudInit *CloudInitConfig `protobuf:"bytes,5,opt,name=cloud_init,json=cloudInit,proto3" json:"cloud_init,omitempty"`
-	// Image that the first disk is made from.
+	// Image from which the first disk is created.
 	OsImage        string               `protobuf:"bytes,6,opt,name=os_image,json=osImage,proto3" json:"os_image,omitempty"`
 	ManagedVolumes []*ManagedVolumeSpec `protobuf:"bytes,7,rep,name=managed_volumes,json=managedVolumes,proto3" json:"managed_volumes,omitempty"`
-	// How people get in, handed to the guest by cloud-init.
+	// Account for users, which cloud-init creates in the guest.
 	Login         *VMLogin `protobuf:"bytes,1000,opt,name=login,proto3" json:"login,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2611,11 +2610,11 @@ func (x *VMSpec) GetLogin() *VMLogin {
 	return nil
 }
 
-// An account that cloud-init makes in the guest. user_data of the workload's own wins over it.
+// Account that cloud-init creates in the guest. The workload's own user_data takes precedence.
 type VMLogin struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	User  string                 `protobuf:"bytes,1,opt,name=user,proto3" json:"user,omitempty"`
-	// Plain text, sealed like every secret; empty means that only the keys open it.
+	// Plain text, sealed like every secret; empty allows login with keys only.
 	Password          string   `protobuf:"bytes,2,opt,name=password,proto3" json:"password,omitempty"`
 	SshAuthorizedKeys []string `protobuf:"bytes,3,rep,name=ssh_authorized_keys,json=sshAuthorizedKeys,proto3" json:"ssh_authorized_keys,omitempty"`
 	unknownFields     protoimpl.UnknownFields
@@ -2796,7 +2795,7 @@ func (x *NetworkConfig) GetStaticIp() string {
 	return ""
 }
 
-// The four NoCloud documents; an empty one is left out.
+// The four NoCloud documents; empty ones are left out.
 type CloudInitConfig struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	UserData string                 `protobuf:"bytes,1,opt,name=user_data,json=userData,proto3" json:"user_data,omitempty"`
@@ -2867,7 +2866,7 @@ func (x *CloudInitConfig) GetVendorData() string {
 	return ""
 }
 
-// A volume that the agent makes and removes itself.
+// Volume that the agent creates and removes.
 type ManagedVolumeSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required.
@@ -2991,11 +2990,11 @@ type WorkloadUsageSnapshot struct {
 	Source      string                 `protobuf:"bytes,10,opt,name=source,proto3" json:"source,omitempty"`
 	// Bytes; 0 without a limit.
 	MemoryLimitBytes int64 `protobuf:"varint,1000,opt,name=memory_limit_bytes,json=memoryLimitBytes,proto3" json:"memory_limit_bytes,omitempty"`
-	// What the workload occupies beyond its image and its volumes; 0 where nobody measured it.
+	// Bytes that the workload uses beyond its image and volumes; 0 if not measured.
 	DiskBytes int64 `protobuf:"varint,1001,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`
-	// How much that may be; 0 without a limit.
+	// Limit of disk_bytes in bytes; 0 for none.
 	DiskLimitBytes int64 `protobuf:"varint,1002,opt,name=disk_limit_bytes,json=diskLimitBytes,proto3" json:"disk_limit_bytes,omitempty"`
-	// The engine itself keeps the limit. Else the agent measures, and stops what is over it.
+	// The engine enforces the limit. Otherwise the agent measures, and stops a workload above it.
 	DiskCapped    bool `protobuf:"varint,1003,opt,name=disk_capped,json=diskCapped,proto3" json:"disk_capped,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3129,7 +3128,7 @@ func (x *WorkloadUsageSnapshot) GetDiskCapped() bool {
 	return false
 }
 
-// Why a workload is in its state, for programs (code) and for people (message).
+// Reason of a workload's state, for programs (code) and for users (message).
 type ReasonDetail struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// A stable word such as ImagePull, BackoffWait or AwaitFailover.
@@ -3207,7 +3206,7 @@ func (x *ReasonDetail) GetRetryable() bool {
 	return false
 }
 
-// One workload as its agent sees it.
+// Status of one workload, from its agent.
 type WorkloadStatus struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	WorkloadId string                 `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
@@ -3222,21 +3221,22 @@ type WorkloadStatus struct {
 	Generation *Generation `protobuf:"bytes,1000,opt,name=generation,proto3" json:"generation,omitempty"`
 	// Revision that the agent runs.
 	RevisionId string `protobuf:"bytes,1001,opt,name=revision_id,json=revisionId,proto3" json:"revision_id,omitempty"`
-	// What the agent was last told.
+	// The desired state in the agent's last order.
 	DesiredState string `protobuf:"bytes,1002,opt,name=desired_state,json=desiredState,proto3" json:"desired_state,omitempty"`
 	RestartCount int32  `protobuf:"varint,1003,opt,name=restart_count,json=restartCount,proto3" json:"restart_count,omitempty"`
 	// IP addresses, without ports.
 	Addresses []string `protobuf:"bytes,1004,rep,name=addresses,proto3" json:"addresses,omitempty"`
-	// When the agent looked, by its own clock.
+	// Time of the observation by the agent's clock.
 	ObservedAt *timestamppb.Timestamp `protobuf:"bytes,1005,opt,name=observed_at,json=observedAt,proto3" json:"observed_at,omitempty"`
-	// Content hash of what runs.
+	// Content of the running workload.
 	Content string `protobuf:"bytes,1006,opt,name=content,proto3" json:"content,omitempty"`
-	// A tombstone: the agent has nothing of this workload and refuses older generations of it.
+	// A tombstone: the agent does not have this workload and refuses older generations of it.
 	Absent bool `protobuf:"varint,1007,opt,name=absent,proto3" json:"absent,omitempty"`
-	// What the host forwards to the workload; host_port is the bound one, also where 0 was asked for.
+	// Ports that the host forwards to the workload. host_port is the bound port, also if the
+	// specification says 0.
 	Ports []*Port `protobuf:"bytes,1008,rep,name=ports,proto3" json:"ports,omitempty"`
-	// Of what runs: healthy, unhealthy or starting; empty where nothing is checked. What is not
-	// healthy is not in DNS.
+	// healthy, unhealthy or starting for a running workload; empty without a health check. Unhealthy
+	// workloads are not in DNS.
 	Health        string `protobuf:"bytes,1009,opt,name=health,proto3" json:"health,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3449,7 +3449,7 @@ func (x *RetryWorkloadRequest) GetRequestId() string {
 type RetryWorkloadResponse struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Accepted bool                   `protobuf:"varint,1,opt,name=accepted,proto3" json:"accepted,omitempty"`
-	// Why it was not accepted.
+	// Reason of a refusal.
 	Reason string `protobuf:"bytes,1000,opt,name=reason,proto3" json:"reason,omitempty"`
 	// Log index at which the change is committed.
 	Index         uint64 `protobuf:"varint,1001,opt,name=index,proto3" json:"index,omitempty"`
@@ -3802,7 +3802,7 @@ func (x *GetNodeResponse) GetAgeMs() int64 {
 	return 0
 }
 
-// A node as the control plane sees it.
+// View of a node.
 type NodeView struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	NodeId string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
@@ -3816,19 +3816,19 @@ type NodeView struct {
 	GrpcEndpoint    string                 `protobuf:"bytes,7,opt,name=grpc_endpoint,json=grpcEndpoint,proto3" json:"grpc_endpoint,omitempty"`
 	// Cores, not millicores.
 	TotalCpuCores float64 `protobuf:"fixed64,8,opt,name=total_cpu_cores,json=totalCpuCores,proto3" json:"total_cpu_cores,omitempty"`
-	// Cores, not millicores: total less what is reserved.
+	// Cores, not millicores: total less allocations.
 	AvailableCpuCores float64 `protobuf:"fixed64,9,opt,name=available_cpu_cores,json=availableCpuCores,proto3" json:"available_cpu_cores,omitempty"`
 	// MiB.
 	TotalMemoryMb int64 `protobuf:"varint,10,opt,name=total_memory_mb,json=totalMemoryMb,proto3" json:"total_memory_mb,omitempty"`
-	// MiB: total less what is reserved.
+	// MiB: total less allocations.
 	AvailableMemoryMb      int64             `protobuf:"varint,11,opt,name=available_memory_mb,json=availableMemoryMb,proto3" json:"available_memory_mb,omitempty"`
 	SupportedWorkloadTypes []string          `protobuf:"bytes,12,rep,name=supported_workload_types,json=supportedWorkloadTypes,proto3" json:"supported_workload_types,omitempty"`
 	Labels                 map[string]string `protobuf:"bytes,13,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Takes no new workloads; independent of status.
 	Cordoned bool `protobuf:"varint,1000,opt,name=cordoned,proto3" json:"cordoned,omitempty"`
-	// Millicores reserved by what is placed here.
+	// Millicores allocated to workloads on this node.
 	ReservedCpuMillicores int64 `protobuf:"varint,1001,opt,name=reserved_cpu_millicores,json=reservedCpuMillicores,proto3" json:"reserved_cpu_millicores,omitempty"`
-	// MiB reserved by what is placed here.
+	// MiB allocated to workloads on this node.
 	ReservedMemoryMb int64 `protobuf:"varint,1002,opt,name=reserved_memory_mb,json=reservedMemoryMb,proto3" json:"reserved_memory_mb,omitempty"`
 	// Known to the leader only; absent elsewhere.
 	LeaseExpiresAt *timestamppb.Timestamp `protobuf:"bytes,1003,opt,name=lease_expires_at,json=leaseExpiresAt,proto3" json:"lease_expires_at,omitempty"`
@@ -3838,11 +3838,11 @@ type NodeView struct {
 	Workloads    int32  `protobuf:"varint,1006,opt,name=workloads,proto3" json:"workloads,omitempty"`
 	AgentVersion string `protobuf:"bytes,1007,opt,name=agent_version,json=agentVersion,proto3" json:"agent_version,omitempty"`
 	EngineId     string `protobuf:"bytes,1008,opt,name=engine_id,json=engineId,proto3" json:"engine_id,omitempty"`
-	// In use, whoever uses it; known to the leader only, absent elsewhere.
+	// Usage of the node, by workloads and others. Only the leader has it; absent elsewhere.
 	Usage *NodeUsage `protobuf:"bytes,1020,opt,name=usage,proto3" json:"usage,omitempty"`
-	// A guard on the machine stops workloads with on_lost_lease: stop at the end of the lease.
+	// A fencer on the machine stops workloads with on_lost_lease: stop at the end of the lease.
 	SelfFencing bool `protobuf:"varint,1021,opt,name=self_fencing,json=selfFencing,proto3" json:"self_fencing,omitempty"`
-	// Seconds after the end of the lease within which the guard has stopped them.
+	// Upper bound, in seconds after the end of the lease, until the fencer has stopped them.
 	FenceBoundSeconds uint32 `protobuf:"varint,1022,opt,name=fence_bound_seconds,json=fenceBoundSeconds,proto3" json:"fence_bound_seconds,omitempty"`
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
@@ -4055,7 +4055,7 @@ func (x *NodeView) GetFenceBoundSeconds() uint32 {
 
 type ListWorkloadsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Only what is assigned to this node; empty means all.
+	// Only workloads of this node; empty means all.
 	NodeId string `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	// Exact status in any case; empty means all.
 	Status string `protobuf:"bytes,2,opt,name=status,proto3" json:"status,omitempty"`
@@ -4383,7 +4383,7 @@ func (x *GetWorkloadResponse) GetAgeMs() int64 {
 	return 0
 }
 
-// A workload as the control plane sees it.
+// View of a workload.
 type WorkloadView struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	WorkloadId string                 `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
@@ -4394,13 +4394,13 @@ type WorkloadView struct {
 	// Deleted. Addresses are in a field of their own.
 	Status         string `protobuf:"bytes,4,opt,name=status,proto3" json:"status,omitempty"`
 	AssignedNodeId string `protobuf:"bytes,5,opt,name=assigned_node_id,json=assignedNodeId,proto3" json:"assigned_node_id,omitempty"`
-	// The revision that the agent is given: c1-<16 hex>, with -r<n> after n forced restarts.
+	// The revision that the agent gets: c1-<16 hex>, with -r<n> after n forced restarts.
 	RevisionId    string `protobuf:"bytes,6,opt,name=revision_id,json=revisionId,proto3" json:"revision_id,omitempty"`
 	RetryAttempts int32  `protobuf:"varint,7,opt,name=retry_attempts,json=retryAttempts,proto3" json:"retry_attempts,omitempty"`
 	// 0 means no limit.
 	RetryMaxAttempts int32                  `protobuf:"varint,8,opt,name=retry_max_attempts,json=retryMaxAttempts,proto3" json:"retry_max_attempts,omitempty"`
 	RetryNextAt      *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=retry_next_at,json=retryNextAt,proto3" json:"retry_next_at,omitempty"`
-	// Free text, not the enum.
+	// Free text, not the enum value.
 	FailureReason string                 `protobuf:"bytes,10,opt,name=failure_reason,json=failureReason,proto3" json:"failure_reason,omitempty"`
 	LastUpdated   *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=last_updated,json=lastUpdated,proto3" json:"last_updated,omitempty"`
 	Reason        *ReasonDetail          `protobuf:"bytes,12,opt,name=reason,proto3" json:"reason,omitempty"`
@@ -4429,12 +4429,11 @@ type WorkloadView struct {
 	Message string `protobuf:"bytes,1013,opt,name=message,proto3" json:"message,omitempty"`
 	// Only on GetWorkload; secrets are replaced by a marker.
 	Spec *WorkloadSpec `protobuf:"bytes,1014,opt,name=spec,proto3" json:"spec,omitempty"`
-	// Of what runs: healthy, unhealthy or starting; empty where nothing is checked.
+	// healthy, unhealthy or starting for a running workload; empty without a health check.
 	Health string `protobuf:"bytes,1015,opt,name=health,proto3" json:"health,omitempty"`
-	// Only on GetWorkload: what the agent said it had done when the last order timed out, newest
-	// first.
+	// Only on GetWorkload: actions of the agent as of the last order that timed out, newest first.
 	LastActions []*WorkloadAction `protobuf:"bytes,1016,rep,name=last_actions,json=lastActions,proto3" json:"last_actions,omitempty"`
-	// Where it belongs: default, or a namespace that somebody made.
+	// The workload's namespace.
 	Namespace     string `protobuf:"bytes,1030,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4687,7 +4686,7 @@ func (x *WorkloadView) GetNamespace() string {
 	return ""
 }
 
-// One task of an agent, as it tells it.
+// One task of an agent.
 type WorkloadAction struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	TaskId string                 `protobuf:"bytes,1,opt,name=task_id,json=taskId,proto3" json:"task_id,omitempty"`
@@ -4864,7 +4863,7 @@ type GetClusterSummaryResponse struct {
 	Stale bool `protobuf:"varint,1006,opt,name=stale,proto3" json:"stale,omitempty"`
 	// As in ListNodesResponse.
 	AgeMs int64 `protobuf:"varint,1007,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
-	// What all nodes have, and what is reserved on them by what is placed.
+	// Totals of all nodes, and the allocations on them.
 	TotalCpuMillicores    int64 `protobuf:"varint,1008,opt,name=total_cpu_millicores,json=totalCpuMillicores,proto3" json:"total_cpu_millicores,omitempty"`
 	ReservedCpuMillicores int64 `protobuf:"varint,1009,opt,name=reserved_cpu_millicores,json=reservedCpuMillicores,proto3" json:"reserved_cpu_millicores,omitempty"`
 	// MiB.
@@ -4873,11 +4872,11 @@ type GetClusterSummaryResponse struct {
 	// GB, over all storage pools.
 	TotalDiskGb    int64 `protobuf:"varint,1012,opt,name=total_disk_gb,json=totalDiskGb,proto3" json:"total_disk_gb,omitempty"`
 	ReservedDiskGb int64 `protobuf:"varint,1013,opt,name=reserved_disk_gb,json=reservedDiskGb,proto3" json:"reserved_disk_gb,omitempty"`
-	// In use, whoever uses it, on the nodes that are up and measure; only the leader knows.
+	// Measured usage, by workloads and others, of the nodes that are up. Only the leader has it.
 	UsedCpuMillicores int64 `protobuf:"varint,1030,opt,name=used_cpu_millicores,json=usedCpuMillicores,proto3" json:"used_cpu_millicores,omitempty"`
 	UsedMemoryMb      int64 `protobuf:"varint,1031,opt,name=used_memory_mb,json=usedMemoryMb,proto3" json:"used_memory_mb,omitempty"`
 	UsedDiskGb        int64 `protobuf:"varint,1032,opt,name=used_disk_gb,json=usedDiskGb,proto3" json:"used_disk_gb,omitempty"`
-	// How many nodes those figures are of; 0: nobody measured, or it is not the leader that answers.
+	// Number of nodes in those figures; 0 if none measures or if a follower answers.
 	MeasuredNodes int32 `protobuf:"varint,1033,opt,name=measured_nodes,json=measuredNodes,proto3" json:"measured_nodes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -5102,8 +5101,8 @@ func (x *GetClusterSummaryResponse) GetMeasuredNodes() int32 {
 	return 0
 }
 
-// One message of ControlStream: requests travel to the scheduler in arms 1 to 4, answers come back
-// in arms from 1000.
+// One message of ControlStream: arms 1 to 4 are requests to the scheduler, arms from 1000 are
+// answers.
 type ControlMessage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Message:
@@ -5307,11 +5306,11 @@ func (*ControlMessage_DeleteResult) isControlMessage_Message() {}
 
 func (*ControlMessage_Error) isControlMessage_Message() {}
 
-// Orders the assignments of a workload. Compared first by incarnation, then by sequence; an agent
-// refuses anything lower than what it holds.
+// Order of the changes of a workload. Compared by incarnation, then by sequence. An agent refuses
+// orders with a lower generation than its own.
 type Generation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Unix milliseconds at which the cluster was formed or restored, or one above the old value.
+	// Unix milliseconds of the cluster's formation or restore, or one above the previous value.
 	Incarnation uint64 `protobuf:"varint,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	// Advanced once per command.
 	Sequence      uint64 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
@@ -5363,16 +5362,14 @@ func (x *Generation) GetSequence() uint64 {
 	return 0
 }
 
-// The fence of the leadership that speaks. Compared by incarnation, then term; never across
-// clusters.
+// Fencing token of a leader. Compared by incarnation, then term; never across clusters.
 type Epoch struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	ClusterId   string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	Incarnation uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	// Raft term of the leader.
 	Term uint64 `protobuf:"varint,3,opt,name=term,proto3" json:"term,omitempty"`
-	// Shard key of the cluster (SCHEDULER_SHARD_KEY); empty from schedulers that
-	// do not say it.
+	// Shard key of the cluster (SCHEDULER_SHARD_KEY); empty from older schedulers.
 	Shard         string `protobuf:"bytes,4,opt,name=shard,proto3" json:"shard,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -5500,13 +5497,13 @@ func (x *Constraint) GetValues() []string {
 	return nil
 }
 
-// Lets a workload onto nodes with a matching taint.
+// Allows a workload on nodes with a matching taint.
 type Toleration struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Key   string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
-	// Empty accepts any value.
+	// Empty matches any value.
 	Value string `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
-	// Empty accepts any effect.
+	// Empty matches any effect.
 	Effect        string `protobuf:"bytes,3,opt,name=effect,proto3" json:"effect,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -5625,16 +5622,16 @@ func (x *Taint) GetEffect() string {
 	return ""
 }
 
-// A storage pool with what is reserved in it.
+// A storage pool with its allocations.
 type StoragePoolView struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Type  string                 `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"`
 	// GiB.
 	TotalGb int64 `protobuf:"varint,3,opt,name=total_gb,json=totalGb,proto3" json:"total_gb,omitempty"`
-	// GiB reserved by what is placed on the node.
+	// GiB allocated to workloads on the node.
 	ReservedGb int64 `protobuf:"varint,4,opt,name=reserved_gb,json=reservedGb,proto3" json:"reserved_gb,omitempty"`
-	// GiB in use, by the latest heartbeat; only the leader knows it.
+	// GiB in use as of the latest heartbeat; only the leader has it.
 	UsedGb        int64 `protobuf:"varint,5,opt,name=used_gb,json=usedGb,proto3" json:"used_gb,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -5705,7 +5702,7 @@ func (x *StoragePoolView) GetUsedGb() int64 {
 	return 0
 }
 
-// Answers a request of ControlStream that the unary call would have failed with a gRPC error.
+// Answer to a request of ControlStream for which the unary call would return a gRPC error.
 type StreamError struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// A gRPC status code.

@@ -1,9 +1,8 @@
-// The control plane's API: what agents, gateways and command lines say to a scheduler.
+// The control plane's API, which agents, gateways and command lines call on schedulers.
 //
-// Compatible on the wire with legacy v1 peers. Every number below 1000 belongs to that
-// shared contract and never changes; our own additions start at 1000, where older peers skip them
-// as unknown fields. api/testdata/control.tsv lists the contract, and a test compares it with this
-// file.
+// Compatible on the wire with legacy v1 peers. Every number below 1000 belongs to that shared
+// contract and never changes. Our own additions start at 1000; older peers skip them as unknown
+// fields. api/testdata/control.tsv lists the contract, and a test compares it with this file.
 //
 // Units, unless a field says otherwise: CPU in millicores (1000 = one core), memory in MiB (fields
 // ending in _mb), disk in GiB (fields ending in _gb).
@@ -48,27 +47,28 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // AgentControl is served by every scheduler replica (TCP 8085). Any replica answers any call:
-// writes and linearizable reads travel at most one hop to the leader.
+// writes and linearizable reads are forwarded to the leader, one hop at most.
 //
-// Refusals of a well-formed request are in-band (success, accepted or acknowledged = false); a
-// gRPC error means a malformed request, an unknown id on a read, or no leader to answer.
+// Refusals of a well-formed request are in the response (success, accepted or acknowledged =
+// false). A gRPC error means a malformed request, an unknown id on a read, or that there is no
+// leader.
 type AgentControlClient interface {
-	// Makes a node known and grants its first lease. InvalidArgument without a node id or with an
-	// unusable grpc_endpoint; accepted = false with a reason otherwise.
+	// Registers a node and grants its first lease. InvalidArgument without a node id or with an
+	// invalid grpc_endpoint; otherwise a refusal has accepted = false and a reason.
 	RegisterNode(ctx context.Context, in *RegisterNodeRequest, opts ...grpc.CallOption) (*RegisterNodeResponse, error)
 	// Reports liveness, usage and workload statuses, and extends the lease. NotFound for an unknown
-	// node: the agent then registers again.
+	// node, which must register again.
 	Heartbeat(ctx context.Context, in *HeartbeatRequest, opts ...grpc.CallOption) (*HeartbeatResponse, error)
 	// Creates or changes one workload, or, without a spec, only its desired state. InvalidArgument
-	// without a workload id; success = false for everything else that is refused. Success means:
-	// recorded by a majority of the replicas.
+	// without a workload id; every other refusal has success = false. Success means that a majority
+	// of the replicas has committed the change.
 	ApplyWorkload(ctx context.Context, in *ApplyWorkloadRequest, opts ...grpc.CallOption) (*ApplyWorkloadResponse, error)
-	// Marks a workload for deletion. Its record goes when the agent has confirmed that nothing of it
-	// is left.
+	// Marks a workload for deletion. The record is removed when the agent has confirmed that the
+	// workload is gone.
 	DeleteWorkload(ctx context.Context, in *DeleteWorkloadRequest, opts ...grpc.CallOption) (*DeleteWorkloadResponse, error)
-	// Ends the back-off of a failed workload and lets it be tried again at once.
+	// Ends the back-off of a failed workload, so that it is retried at once.
 	RetryWorkload(ctx context.Context, in *RetryWorkloadRequest, opts ...grpc.CallOption) (*RetryWorkloadResponse, error)
-	// Lets the automation service propose a change; it is carried out only if allowed.
+	// Submits a change that the automation service proposes; it is applied only if it is allowed.
 	SubmitAutomationSuggestion(ctx context.Context, in *SubmitAutomationSuggestionRequest, opts ...grpc.CallOption) (*SubmitAutomationSuggestionResponse, error)
 	// Nodes in id order, filtered.
 	ListNodes(ctx context.Context, in *ListNodesRequest, opts ...grpc.CallOption) (*ListNodesResponse, error)
@@ -221,27 +221,28 @@ type AgentControl_ControlStreamClient = grpc.BidiStreamingClient[ControlMessage,
 // for forward compatibility.
 //
 // AgentControl is served by every scheduler replica (TCP 8085). Any replica answers any call:
-// writes and linearizable reads travel at most one hop to the leader.
+// writes and linearizable reads are forwarded to the leader, one hop at most.
 //
-// Refusals of a well-formed request are in-band (success, accepted or acknowledged = false); a
-// gRPC error means a malformed request, an unknown id on a read, or no leader to answer.
+// Refusals of a well-formed request are in the response (success, accepted or acknowledged =
+// false). A gRPC error means a malformed request, an unknown id on a read, or that there is no
+// leader.
 type AgentControlServer interface {
-	// Makes a node known and grants its first lease. InvalidArgument without a node id or with an
-	// unusable grpc_endpoint; accepted = false with a reason otherwise.
+	// Registers a node and grants its first lease. InvalidArgument without a node id or with an
+	// invalid grpc_endpoint; otherwise a refusal has accepted = false and a reason.
 	RegisterNode(context.Context, *RegisterNodeRequest) (*RegisterNodeResponse, error)
 	// Reports liveness, usage and workload statuses, and extends the lease. NotFound for an unknown
-	// node: the agent then registers again.
+	// node, which must register again.
 	Heartbeat(context.Context, *HeartbeatRequest) (*HeartbeatResponse, error)
 	// Creates or changes one workload, or, without a spec, only its desired state. InvalidArgument
-	// without a workload id; success = false for everything else that is refused. Success means:
-	// recorded by a majority of the replicas.
+	// without a workload id; every other refusal has success = false. Success means that a majority
+	// of the replicas has committed the change.
 	ApplyWorkload(context.Context, *ApplyWorkloadRequest) (*ApplyWorkloadResponse, error)
-	// Marks a workload for deletion. Its record goes when the agent has confirmed that nothing of it
-	// is left.
+	// Marks a workload for deletion. The record is removed when the agent has confirmed that the
+	// workload is gone.
 	DeleteWorkload(context.Context, *DeleteWorkloadRequest) (*DeleteWorkloadResponse, error)
-	// Ends the back-off of a failed workload and lets it be tried again at once.
+	// Ends the back-off of a failed workload, so that it is retried at once.
 	RetryWorkload(context.Context, *RetryWorkloadRequest) (*RetryWorkloadResponse, error)
-	// Lets the automation service propose a change; it is carried out only if allowed.
+	// Submits a change that the automation service proposes; it is applied only if it is allowed.
 	SubmitAutomationSuggestion(context.Context, *SubmitAutomationSuggestionRequest) (*SubmitAutomationSuggestionResponse, error)
 	// Nodes in id order, filtered.
 	ListNodes(context.Context, *ListNodesRequest) (*ListNodesResponse, error)
