@@ -78,7 +78,7 @@ func (c *Config) identity(ctx context.Context, file pki.KeyFile, log *slog.Logge
 	if err := t.reissue(file); err != nil {
 		return nil, err
 	}
-	m, err := enrol.Recall(t.identityStore, "SCHEDULER_NAME", c.Name, "start with that name, or with an empty SCHEDULER_DATA_DIR and a token")
+	m, err := enrol.LoadMembership(t.identityStore, "SCHEDULER_NAME", c.Name, "start with that name, or with an empty SCHEDULER_DATA_DIR and a token")
 	if err != nil {
 		return nil, err
 	}

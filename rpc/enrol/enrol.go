@@ -1,5 +1,5 @@
-// Package enrol is how a program gets its identity for a join token, and keeps it:
-// renewed before it ends, with the roots and revocations of the day.
+// Package enrol obtains a program's identity with a join token and keeps it current: it renews the
+// certificate before it expires and fetches roots and revocations.
 package enrol
 
 import (
@@ -25,12 +25,12 @@ import (
 )
 
 const (
-	// joinFor bounds a first start: the schedulers may be starting as well.
+	// joinFor bounds a first start; the schedulers may be starting too.
 	joinFor  = 2 * time.Minute
 	callFor  = 10 * time.Second
 	retryGap = time.Second
-	// lookEvery is how often the bundle is asked for: a revocation is known
-	// everywhere after that.
+	// lookEvery is the interval between requests for the trust bundle, and so the longest time
+	// until a revocation takes effect.
 	lookEvery = 5 * time.Second
 )
 
@@ -41,16 +41,16 @@ type Options struct {
 	Role     pki.Role
 	Name     string
 	Hosts    []string // that this program answers at
-	// Keep stores what else the answer holds; nil: nothing. While it fails nobody has joined.
+	// Keep stores further fields of the answer; nil stores none. If it fails, the join fails.
 	Keep func(*clusterv1.EnrolResponse) error
-	// Reissues: a certificate that is over is replaced here, so nobody is asked who may be over as well.
+	// Reissues is set if the program replaces an expired certificate itself, without asking
+	// schedulers whose certificates may have expired too.
 	Reissues bool
 	Log      *slog.Logger
 }
 
-// Join gets an identity for a token, unless there is one that is good. It asks
-// the schedulers that the token names until one answers, for two minutes at most.
-// Errors say what is wrong with the token.
+// Join obtains an identity with a token, unless a valid one is stored. It asks the schedulers in
+// the token until one answers, for two minutes at most. Errors say what is wrong with the token.
 func Join(ctx context.Context, o Options) error {
 	tok, err := pki.ParseJoinToken(o.Token)
 	if err != nil {
@@ -94,8 +94,8 @@ func Join(ctx context.Context, o Options) error {
 	return nil
 }
 
-// ask goes round the schedulers of a token. What one of them refuses, the others
-// would refuse as well.
+// ask asks the schedulers of a token in turn. A refusal by one of them is final, because the others
+// would refuse too.
 func ask(ctx context.Context, tok pki.JoinToken, req *clusterv1.EnrolRequest, log *slog.Logger) (*clusterv1.EnrolResponse, error) {
 	said := ""
 	for {
@@ -145,9 +145,9 @@ func askOne(ctx context.Context, tok pki.JoinToken, addr string, req *clusterv1.
 	return clusterv1.NewTrustClient(cc).Enrol(ctx, req, grpc.ForceCodecV2(dial.Codec()))
 }
 
-// Recall is what the identity that is kept was made for. It is an error when that is another than
-// the one that setting has named; otherwise says what to do then.
-func Recall(k pki.IdentityStore, setting, name, otherwise string) (pki.Membership, error) {
+// LoadMembership returns the membership of the stored identity. If its name differs from name, the
+// value of setting, it returns an error that ends with otherwise, the advice to the user.
+func LoadMembership(k pki.IdentityStore, setting, name, otherwise string) (pki.Membership, error) {
 	m, err := k.Membership()
 	if err == nil && m.Name != name {
 		err = fmt.Errorf("%s is %q, but the certificate in %s is for %q: %s", setting, name, k.Dir, m.Name, otherwise)
@@ -155,8 +155,7 @@ func Recall(k pki.IdentityStore, setting, name, otherwise string) (pki.Membershi
 	return m, err
 }
 
-// Expired says what to do when the identity that is kept is over; nil while it is
-// good.
+// Expired returns an error with the next command if the stored certificate has expired.
 func Expired(k pki.IdentityStore, role pki.Role, name string) error {
 	leaf, err := k.Leaf()
 	if err != nil {
@@ -169,18 +168,18 @@ func Expired(k pki.IdentityStore, role pki.Role, name string) error {
 	return nil
 }
 
-// Keeper keeps an identity good while its program runs.
+// Keeper keeps an identity current while its program runs.
 type Keeper struct {
 	Identity pki.IdentityStore
 	Files    *pki.Files
 	Conn     grpc.ClientConnInterface
 	Hosts    []string
 	Log      *slog.Logger
-	// RenewOnly leaves roots and revocations alone: a scheduler has them in its
-	// own state.
+	// RenewOnly renews the certificate and does not fetch roots and revocations, which a scheduler
+	// has in its own state.
 	RenewOnly bool
-	// RevokedOnly learns what is revoked and nothing else: certificates and roots
-	// come from elsewhere, and Identity is not used.
+	// RevokedOnly fetches revocations only, for programs with certificates of another CA. Identity
+	// is not used.
 	RevokedOnly bool
 
 	got *renewed // an answer that could not be kept yet
@@ -191,7 +190,7 @@ type renewed struct {
 	*clusterv1.RenewResponse
 }
 
-// Run ends with ctx. What fails is tried again.
+// Run calls Once regularly until ctx ends. Failures are retried.
 func (k *Keeper) Run(ctx context.Context) {
 	version, said := "", ""
 	trust := clusterv1.NewTrustClient(k.Conn)
@@ -223,7 +222,7 @@ func (k *Keeper) Run(ctx context.Context) {
 	}
 }
 
-// Once does what Run does, once.
+// Once renews the certificate if it is due and fetches the trust bundle.
 func (k *Keeper) Once(ctx context.Context) error {
 	version := ""
 	trust := clusterv1.NewTrustClient(k.Conn)
@@ -231,11 +230,12 @@ func (k *Keeper) Once(ctx context.Context) error {
 }
 
 func (k *Keeper) renew(ctx context.Context, trust clusterv1.TrustClient) error {
-	// One that moved is dialled where its certificate is not made out to.
+	// A program that moved needs a certificate with its new address.
 	if leaf := k.Files.Leaf(); time.Now().Before(pki.RenewAt(leaf)) && pki.Covers(leaf, k.Hosts) {
 		return nil
 	}
-	// A full disk, say, is no reason to ask anew: each answer is an entry of the log and an event.
+	// Keep the answer if it cannot be stored, for instance on a full disk: each renewal is a log
+	// entry and an event.
 	if k.got == nil {
 		keyPEM, csr, err := k.Identity.Request(k.Hosts)
 		if err != nil {
@@ -277,7 +277,7 @@ func (k *Keeper) learn(ctx context.Context, trust clusterv1.TrustClient, version
 		}
 		*version = b.GetVersion()
 	}
-	// The version does not cover them.
+	// The version does not cover the scheduler addresses.
 	if k.RevokedOnly || len(b.GetSchedulers()) == 0 {
 		return nil
 	}
@@ -289,7 +289,7 @@ func (k *Keeper) learn(ctx context.Context, trust clusterv1.TrustClient, version
 	return k.Identity.SaveMembership(m)
 }
 
-// believe takes over the roots and revocations of the day.
+// believe stores the current roots and revocations.
 func (k *Keeper) believe(b *clusterv1.BundleResponse) error {
 	if !k.RevokedOnly {
 		if err := k.Identity.SaveRoots(b.GetRoots()); err != nil {
@@ -308,7 +308,7 @@ func (k *Keeper) believe(b *clusterv1.BundleResponse) error {
 	return nil
 }
 
-// Hosts are the names and addresses that this machine answers at, and more.
+// Hosts returns the names and addresses of this machine, followed by more.
 func Hosts(more ...string) []string {
 	const most = 48
 	var out []string

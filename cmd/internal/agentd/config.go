@@ -141,7 +141,7 @@ func (c *Config) identity(ctx context.Context, node string, log *slog.Logger) (b
 		}
 		return false, nil
 	}
-	m, err := enrol.Recall(identityStore, "PERSYS_NODE_ID", node, "to join as another node, `persysctl token create --role agent`, then start with --join TOKEN")
+	m, err := enrol.LoadMembership(identityStore, "PERSYS_NODE_ID", node, "to join as another node, `persysctl token create --role agent`, then start with --join TOKEN")
 	if err != nil {
 		return false, err
 	}

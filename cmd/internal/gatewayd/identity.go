@@ -46,7 +46,7 @@ func (c *Config) identity(ctx context.Context, log *slog.Logger) (bool, error) {
 			return false, fmt.Errorf("PERSYS_GATEWAY_JOIN: %w", err)
 		}
 	}
-	m, err := enrol.Recall(identityStore, "PERSYS_GATEWAY_NAME", c.Name, "start with that name, or with an empty PERSYS_GATEWAY_STATE_DIR and a token")
+	m, err := enrol.LoadMembership(identityStore, "PERSYS_GATEWAY_NAME", c.Name, "start with that name, or with an empty PERSYS_GATEWAY_STATE_DIR and a token")
 	if err != nil {
 		return false, err
 	}
