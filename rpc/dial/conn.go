@@ -100,10 +100,6 @@ type Options struct {
 	// connection was refused or failed its handshake. 0 lets the call go on until its deadline, for
 	// programs that should outlive an outage.
 	UnreachableAfter time.Duration
-	// UnreachableAfter ends a call that has reached no replica for this time, because every
-	// connection was refused or failed its handshake. 0 lets the call go on until its deadline, for
-	// programs that should outlive an outage.
-	UnreachableAfter time.Duration
 	// Log gets background events; default: discarded.
 	Log *slog.Logger
 	// Extra are appended to the options of every connection (metrics, traces).
@@ -558,9 +554,6 @@ func (c *Conn) try(ctx context.Context, method string, mutation bool, do func(*p
 			return c.giveUp(ctx, method, rounds, mutation && unknown, firstOf(last, err))
 		}
 		if p == nil {
-			if limit := c.opt.UnreachableAfter; limit > 0 && !reached && time.Since(began) > limit {
-				return c.giveUp(ctx, method, rounds, false, last)
-			}
 			// Half of the pause is random, so that clients do not retry in step.
 			wait := time.NewTimer(pause/2 + rand.N(pause/2))
 			select {
