@@ -554,6 +554,9 @@ func (c *Conn) try(ctx context.Context, method string, mutation bool, do func(*p
 			return c.giveUp(ctx, method, rounds, mutation && unknown, firstOf(last, err))
 		}
 		if p == nil {
+			if limit := c.opt.UnreachableAfter; limit > 0 && !reached && time.Since(began) > limit {
+				return c.giveUp(ctx, method, rounds, false, last)
+			}
 			// Half of the pause is random, so that clients do not retry in step.
 			wait := time.NewTimer(pause/2 + rand.N(pause/2))
 			select {
