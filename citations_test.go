@@ -2,6 +2,7 @@ package compute_test
 
 import (
 	"fmt"
+	"go/ast"
 	"go/parser"
 	"go/token"
 	"os"
@@ -207,4 +208,114 @@ func anchors(page string) []string {
 		seen[a]++
 	}
 	return out
+}
+
+var journeyFunction = regexp.MustCompile("`((?:[a-z0-9]+/)*[a-z0-9]+)\\.([A-Za-z]\\w*(?:\\.[A-Za-z]\\w*)?)`")
+
+// TestJourneyNamesFunctions looks up each function on the page docs/architecture/journey.md, written as
+// folder.Function or folder.Type.Method.
+func TestJourneyNamesFunctions(t *testing.T) {
+	const page = "docs/architecture/journey.md"
+	known := map[string]map[string]bool{}
+	found := 0
+	for _, m := range journeyFunction.FindAllStringSubmatch(read(t, page), -1) {
+		dir, name := m[1], m[2]
+		if info, err := os.Stat(dir); err != nil || !info.IsDir() {
+			if !strings.Contains(dir, "/") {
+				continue // the name of a package, of a type in a table
+			}
+			t.Errorf("%s names %s.%s, and there is no folder %s", page, dir, name, dir)
+			continue
+		}
+		if known[dir] == nil {
+			known[dir] = functionsIn(t, dir)
+		}
+		if !known[dir][name] {
+			t.Errorf("%s names %s.%s, which does not exist", page, dir, name)
+		}
+		found++
+	}
+	if found < 20 {
+		t.Errorf("%s names only %d functions", page, found)
+	}
+}
+
+// functionsIn returns the functions, types, methods and interface methods that a folder declares outside
+// of tests, as Function, Type or Type.Method.
+func functionsIn(t *testing.T, dir string) map[string]bool {
+	t.Helper()
+	out := map[string]bool{}
+	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(parsed, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.FuncDecl:
+				name := n.Name.Name
+				if n.Recv != nil {
+					recv := n.Recv.List[0].Type
+					if star, ok := recv.(*ast.StarExpr); ok {
+						recv = star.X
+					}
+					if index, ok := recv.(*ast.IndexExpr); ok {
+						recv = index.X
+					}
+					if id, ok := recv.(*ast.Ident); ok {
+						name = id.Name + "." + name
+					}
+				}
+				out[name] = true
+			case *ast.TypeSpec:
+				out[n.Name.Name] = true
+				if face, ok := n.Type.(*ast.InterfaceType); ok {
+					for _, method := range face.Methods.List {
+						for _, name := range method.Names {
+							out[n.Name.Name+"."+name.Name] = true
+						}
+					}
+				}
+			}
+			return true
+		})
+	}
+	return out
+}
+
+var mapRow = regexp.MustCompile("(?m)^\\| `([^`]+)` \\| [^|]+ \\| ([^|]+) \\|$")
+
+// TestMapInDesign compares the map in docs/DESIGN.md with mayImport.
+func TestMapInDesign(t *testing.T) {
+	const page = "docs/DESIGN.md"
+	text := read(t, page)
+	if words := len(strings.Fields(text)); words > 1500 {
+		t.Errorf("%s has %d words, at most 1500: it is the one page to read first", page, words)
+	}
+	_, section, _ := strings.Cut(text, "## Map\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	rows := map[string]string{}
+	for _, m := range mapRow.FindAllStringSubmatch(section, -1) {
+		rows[m[1]] = m[2]
+	}
+	for _, rule := range mayImport {
+		want := "–"
+		if len(rule.imports) > 0 {
+			want = "`" + strings.Join(rule.imports, "`, `") + "`"
+		}
+		if got := rows[rule.part]; got != want {
+			t.Errorf("%s: the row of %s says that it may import %q, mayImport says %q", page, rule.part, got, want)
+		}
+		delete(rows, rule.part)
+	}
+	for part := range rows {
+		t.Errorf("%s has a row for %s, which mayImport does not have", page, part)
+	}
 }
