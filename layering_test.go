@@ -41,9 +41,7 @@ var mayImport = []struct {
 	{"fsm/rollout", []string{"api/command/..."}},
 	{"fsm", []string{"api/command/...", "api/strict", "fsm/bounds", "fsm/queue", "fsm/quota", "fsm/receipts", "fsm/rollout"}},
 	{"fsm/...", []string{"fsm", "api/command/..."}},
-	{"sched/agenda", nil},
-	{"sched/rolling", []string{"fsm", "fsm/rollout", "api/command/..."}},
-	{"sched", []string{"fsm", "api/command/...", "sched/agenda", "sched/rolling"}},
+	{"sched", []string{"fsm", "fsm/rollout", "api/command/..."}},
 	{"sched/control", []string{"sched", "fsm", "api/command/..."}},
 	{"sched/leader/...", []string{"sched", "sched/control", "fsm", "fsm/store", "api/command/..."}},
 	{"sched/...", []string{"sched", "fsm"}},
@@ -111,7 +109,7 @@ var drivers = []string{"docker", "compose", "libvirt", "sim"}
 
 // pure lists packages whose own files use no clock, randomness, goroutine or map order.
 // fsm/store is not among them (it may block), nor is sched/leader (it owns the loop and the clock).
-var pure = []string{"fsm", "fsm/bounds", "fsm/queue", "fsm/quota", "fsm/receipts", "fsm/rollout", "sched", "sched/agenda", "sched/control", "sched/rolling", "agent/workload", "agent/fencer/lease", "agent/core"}
+var pure = []string{"fsm", "fsm/bounds", "fsm/queue", "fsm/quota", "fsm/receipts", "fsm/rollout", "sched", "sched/control", "agent/workload", "agent/fencer/lease", "agent/core"}
 
 var (
 	forbiddenNames = []string{"util", "utils", "common", "helper", "helpers", "model", "models"}

@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/persys/compute/fsm"
-	"github.com/persys/compute/sched/agenda"
 )
 
 // Cache is what Next remembers between steps to be fast: the nodes in arrays,
@@ -20,19 +19,19 @@ type Cache struct {
 	nodes   *nodeIndex
 	version uint64 // advances whenever a placement might come out differently
 
-	workloads agenda.IDs       // to be looked at, by the evict and retry passes
-	capacity  agenda.IDs       // nodes whose promises may exceed what they have
-	stale     []string         // nodes to read again
-	stalePort []portRef        // host ports to ask about again
-	due       agenda.Deadlines // workloads to be looked at again at a time
+	workloads workQueue // to be looked at, by the evict and retry passes
+	capacity  workQueue // nodes whose promises may exceed what they have
+	stale     []string  // nodes to read again
+	stalePort []portRef // host ports to ask about again
+	due       deadlines // workloads to be looked at again at a time
 
 	groups    map[string]*group
 	memberOf  map[string]membership // only of groups in use
-	leaving   agenda.IDs            // nodes that have residuals
+	leaving   workQueue             // nodes that have residuals
 	regrouped []string              // workloads counted where the state may not have them
 
 	verdicts map[string]verdict // of pending workloads that no node can take
-	open     agenda.IDs         // changed or unsettled workloads; some may not be pending
+	open     workQueue          // changed or unsettled workloads; some may not be pending
 	openAt   uint64             // version at which every pending workload not in open was settled
 }
 
@@ -81,19 +80,19 @@ func (c *Cache) build(w *World) {
 		memberOf: map[string]membership{},
 		verdicts: map[string]verdict{},
 	}
-	c.workloads.Expect(v.WorkloadCount())
+	c.workloads.expect(v.WorkloadCount())
 	v.Workloads("", func(w *fsm.Workload) bool {
 		if w.Node != "" {
-			c.workloads.Add(w.ID)
+			c.workloads.add(w.ID)
 		}
 		return true
 	})
 	v.Nodes("", func(n *fsm.Node) bool {
-		c.capacity.Add(n.ID)
+		c.capacity.add(n.ID)
 		return true
 	})
 	v.Residuals("", func(r *fsm.Residual) bool {
-		c.leaving.Add(r.Node)
+		c.leaving.add(r.Node)
 		return true
 	})
 }
@@ -125,7 +124,7 @@ func (c *Cache) sync(w *World) {
 		clear(c.groups) // they count by slot
 		clear(c.memberOf)
 		for _, id := range c.stale {
-			c.capacity.Add(id)
+			c.capacity.add(id)
 		}
 		c.stale, c.stalePort = nil, nil
 		return
@@ -137,7 +136,7 @@ func (c *Cache) sync(w *World) {
 	for _, id := range c.stale {
 		if s, ok := c.nodes.slotOf[id]; ok && c.nodes.refresh(v, s) {
 			c.version++
-			c.capacity.Add(id)
+			c.capacity.add(id)
 		}
 	}
 	c.stale, c.stalePort = c.stale[:0], c.stalePort[:0]
@@ -150,11 +149,11 @@ func (c *Cache) nodeChanged(v fsm.View, ch *fsm.Change) bool {
 	c.recheck(v, id)
 	switch was, now := ch.OldNode(), ch.NewNode(); {
 	case was == nil || now == nil:
-		c.capacity.Add(id)
+		c.capacity.add(id)
 		return true
 	case was.Engine() != now.Engine():
 		// Its host ports are claimed elsewhere now, perhaps before another's.
-		c.capacity.Add(id)
+		c.capacity.add(id)
 		v.Nodes("", func(n *fsm.Node) bool {
 			if e := n.Engine(); e == was.Engine() || e == now.Engine() {
 				c.recheck(v, n.ID)
@@ -170,7 +169,7 @@ func (c *Cache) nodeChanged(v fsm.View, ch *fsm.Change) bool {
 // recheck has every workload on a node looked at again.
 func (c *Cache) recheck(v fsm.View, node string) {
 	v.WorkloadsOn(node, func(w *fsm.Workload) bool {
-		c.workloads.Add(w.ID)
+		c.workloads.add(w.ID)
 		return true
 	})
 }
@@ -180,15 +179,15 @@ func (c *Cache) workloadChanged(v fsm.View, ch *fsm.Change) {
 		return
 	}
 	if !waits(ch) {
-		c.workloads.Add(ch.Key)
+		c.workloads.add(ch.Key)
 	}
-	c.open.Add(ch.Key)
+	c.open.add(ch.Key)
 	for _, w := range [...]*fsm.Workload{ch.OldWorkload(), ch.NewWorkload()} {
 		if w != nil && w.Node != "" {
 			c.touch(w.Node, w.Demand)
 			c.touchFormer(v, w)
 			if !w.Acknowledged {
-				c.capacity.Add(w.Node)
+				c.capacity.add(w.Node)
 			}
 		}
 	}
@@ -254,7 +253,7 @@ func (c *Cache) residualChanged(v fsm.View, ch *fsm.Change) {
 		if r == nil {
 			continue
 		}
-		c.leaving.Add(r.Node)
+		c.leaving.add(r.Node)
 		c.touch(r.Node, &r.Demand)
 		for _, p := range r.Demand.Ports {
 			c.stalePort = append(c.stalePort, portRef{r.Engine, p})
@@ -338,11 +337,11 @@ func (g *group) add(slot, n int32) {
 // pop has every workload whose deadline is at or before now looked at again.
 func (c *Cache) pop(now int64) {
 	for {
-		at, id := c.due.Next()
+		at, id := c.due.next()
 		if at == 0 || at > now {
 			return
 		}
-		c.due.Set(id, 0)
-		c.workloads.Add(id)
+		c.due.set(id, 0)
+		c.workloads.add(id)
 	}
 }

@@ -6,7 +6,6 @@ import (
 
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
-	"github.com/persys/compute/sched/rolling"
 )
 
 // CodeConstraintChanged says that a workload left its node because labels or
@@ -17,10 +16,10 @@ const CodeConstraintChanged = "ConstraintChanged"
 // has come. One that needs nothing is forgotten until then; one for which
 // something was proposed is looked at again, in case it was not applied.
 func (p *planner) review() {
-	for _, id := range p.c.workloads.Take() {
+	for _, id := range p.c.workloads.take() {
 		w, ok := p.State.Workload(id)
 		if !ok || w.Node == "" || w.Desired == fsm.DesiredDeleted {
-			p.c.due.Set(id, 0)
+			p.c.due.set(id, 0)
 			if !ok || w.Node != "" || w.Desired != fsm.DesiredRunning {
 				delete(p.c.verdicts, id)
 			}
@@ -35,9 +34,9 @@ func (p *planner) review() {
 		if !p.done[id] {
 			acted, due = p.judge(w, n)
 		}
-		p.c.due.Set(id, due)
+		p.c.due.set(id, due)
 		if acted {
-			p.c.workloads.Add(id)
+			p.c.workloads.add(id)
 		}
 	}
 }
@@ -60,7 +59,7 @@ func (p *planner) judge(w *fsm.Workload, n *fsm.Node) (acted bool, due int64) {
 		return true, 0
 	case code == fsm.CodeAwaitStop:
 		return p.explain(w, code, message), 0
-	case code == fsm.CodeDraining && rolling.Holds(p.State, w, p.done):
+	case code == fsm.CodeDraining && p.heldByRollout(w):
 		return true, 0
 	case code != "":
 		p.evict(w, code, message, gone)
@@ -166,14 +165,14 @@ func (p *planner) evict(w *fsm.Workload, code, message string, gone bool) bool {
 // orders.
 func (p *planner) relieve() {
 	x := p.c.nodes
-	for _, id := range p.c.capacity.Take() {
+	for _, id := range p.c.capacity.take() {
 		s, ok := x.slotOf[id]
 		if !ok || !x.overfull(s) {
 			continue
 		}
 		n := x.recs[s]
 		if p.lost[id] {
-			p.c.capacity.Add(id) // it may be heard again before that is in the log
+			p.c.capacity.add(id) // it may be heard again before that is in the log
 		}
 		if !n.Up || n.Draining || p.lost[id] {
 			continue // its workloads leave anyway
@@ -207,10 +206,10 @@ func (p *planner) relieve() {
 				continue
 			}
 			if !p.evict(w, fsm.CodeDoesNotFit, "node "+id+" has too little "+over.short()+" for the changed workload", false) {
-				p.c.capacity.Add(id)
+				p.c.capacity.add(id)
 				break
 			}
-			p.c.capacity.Add(id)
+			p.c.capacity.add(id)
 			use.add(w.Demand, -1)
 		}
 	}

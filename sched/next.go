@@ -3,7 +3,6 @@ package sched
 import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
-	"github.com/persys/compute/sched/rolling"
 )
 
 // Times that are not the operator's to tune, nanoseconds.
@@ -64,10 +63,10 @@ func Next(w World, c *Cache) Step {
 	p.relieve()
 	p.review()
 	p.retryDue()
-	p.rollouts = rolling.Next(p.State, p.Now, p.Epoch, p.done, p.wake)
+	p.rollOut()
 	p.place()
 	p.order()
-	at, _ := c.due.Next()
+	at, _ := c.due.next()
 	p.wake(at)
 	return p.finish()
 }

@@ -584,7 +584,7 @@ func TestAVerdictStandsForTheSameDemand(t *testing.T) {
 	}
 	w.apply("web", needs(1_000_000))
 	w.settle()
-	open := func() bool { return w.cache.open.Has("web") }
+	open := func() bool { return w.cache.open.contains("web") }
 	changed := func(spec string, cpu int64) {
 		w.apply("web", needs(cpu), func(p *commandv1.WorkloadPut) { p.Spec = []byte(spec) })
 		w.cache.sync(&World{State: w.state, Tuning: w.tuning, Changes: w.changes})

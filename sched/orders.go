@@ -32,8 +32,8 @@ func (p *planner) order() {
 		}
 		return give(Order{Op: OpApply, Node: w.Node, Workload: w.ID, Generation: w.Generation})
 	})
-	p.c.leaving.Keep(func(node string) bool { return p.State.Alloc(node).Residuals > 0 })
-	for _, node := range p.c.leaving.Sorted() {
+	p.c.leaving.keep(func(node string) bool { return p.State.Alloc(node).Residuals > 0 })
+	for _, node := range p.c.leaving.sorted() {
 		p.overdue(node)
 		if !p.reachable(node) {
 			continue

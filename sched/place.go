@@ -124,13 +124,13 @@ func (p *planner) place() {
 		return
 	}
 	before := c.version
-	c.open.Take()
+	c.open.take()
 	p.State.Pending(func(w *fsm.Workload) bool {
 		if !tried[w.ID] {
 			p.placeOne(w)
 		}
 		if !c.settled(w) {
-			c.open.Add(w.ID)
+			c.open.add(w.ID)
 		}
 		return true
 	})
@@ -145,7 +145,7 @@ func (p *planner) place() {
 func (p *planner) placeOpen(tried map[string]bool) bool {
 	c := p.c
 	var list []*fsm.Workload
-	c.open.Keep(func(id string) bool {
+	c.open.keep(func(id string) bool {
 		w, ok := p.State.Workload(id)
 		if ok = ok && w.Node == "" && w.Desired == fsm.DesiredRunning && !c.settled(w); ok {
 			list = append(list, w)

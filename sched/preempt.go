@@ -49,7 +49,7 @@ func (p *planner) awaited(d *fsm.Demand, at uint64) (best plan, until int64) {
 	best.slot = -1
 	var newest int64 // of what is on its way out there
 	made := 0        // nodes on which room was made for a priority before
-	for _, node := range p.c.leaving.Sorted() {
+	for _, node := range p.c.leaving.sorted() {
 		s, ok := p.c.nodes.slotOf[node]
 		if !ok || p.State.Alloc(node).Residuals == 0 {
 			continue

@@ -1,4 +1,4 @@
-package rolling
+package sched
 
 import (
 	"fmt"
@@ -10,16 +10,11 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-const (
-	second = int64(1e9)
-	start  = 1_700_000_000 * second
-)
+var rolloutEpoch = fsm.Epoch{Incarnation: 1, Term: 4}
 
-var stint = fsm.Epoch{Incarnation: 1, Term: 4}
-
-// world is a real state machine with groups that run on one node. An update gives a
+// groupWorld is a real state machine with groups that run on one node. An update gives a
 // member 60 s to be available for 10 s.
-type world struct {
+type groupWorld struct {
 	t       *testing.T
 	state   fsm.State
 	index   uint64
@@ -27,9 +22,9 @@ type world struct {
 	leaving map[string]bool
 }
 
-// newWorld has groups run in version 1: "web 3" is web-0 to web-2.
-func newWorld(t *testing.T, groups ...string) *world {
-	w := &world{t: t, state: fsm.New(), now: start, leaving: map[string]bool{}}
+// newGroupWorld has groups run in version 1: "web 3" is web-0 to web-2.
+func newGroupWorld(t *testing.T, groups ...string) *groupWorld {
+	w := &groupWorld{t: t, state: fsm.New(), now: testStart, leaving: map[string]bool{}}
 	w.do(&commandv1.Command{Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: "c1", Incarnation: 1}}})
 	w.do(&commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{Id: "r1", FeatureLevel: fsm.FeatureLevel}}})
 	w.do(&commandv1.Command{Body: &commandv1.Command_SetFeatureLevel{SetFeatureLevel: &commandv1.SetFeatureLevel{Level: fsm.FeatureLevel}}})
@@ -45,7 +40,7 @@ func newWorld(t *testing.T, groups ...string) *world {
 }
 
 // do applies a command as a leader's; one that is refused, or does not hold, fails the test.
-func (w *world) do(c *commandv1.Command) {
+func (w *groupWorld) do(c *commandv1.Command) {
 	w.t.Helper()
 	w.index++
 	if c.Head == nil {
@@ -62,7 +57,7 @@ func (w *world) do(c *commandv1.Command) {
 }
 
 // group puts so many members of a group in one version.
-func (w *world) group(name, count string, version int, update *commandv1.UpdatePolicy) {
+func (w *groupWorld) group(name, count string, version int, update *commandv1.UpdatePolicy) {
 	w.t.Helper()
 	n := 0
 	if _, err := fmt.Sscan(count, &n); err != nil {
@@ -78,7 +73,7 @@ func (w *world) group(name, count string, version int, update *commandv1.UpdateP
 	w.do(&commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: put}})
 }
 
-func (w *world) get(id string) *fsm.Workload {
+func (w *groupWorld) get(id string) *fsm.Workload {
 	w.t.Helper()
 	x, ok := w.state.Workload(id)
 	if !ok {
@@ -88,7 +83,7 @@ func (w *world) get(id string) *fsm.Workload {
 }
 
 // run has the node obey what is ordered of the members of a group.
-func (w *world) run(group string, except ...string) {
+func (w *groupWorld) run(group string, except ...string) {
 	w.t.Helper()
 	var ids []string
 	w.state.Group(group, func(x *fsm.Workload) bool { ids = append(ids, x.ID); return true })
@@ -100,7 +95,7 @@ func (w *world) run(group string, except ...string) {
 }
 
 // says has the node accept the present order of a workload, and report a state.
-func (w *world) says(id, state string) {
+func (w *groupWorld) says(id, state string) {
 	w.t.Helper()
 	generation := func() *commandv1.Generation {
 		g := w.get(id).Generation
@@ -115,7 +110,7 @@ func (w *world) says(id, state string) {
 }
 
 // play takes one word of a script: what people, nodes and the rest of the planner do.
-func (w *world) play(word string) {
+func (w *groupWorld) play(word string) {
 	w.t.Helper()
 	f := strings.Fields(word)
 	desired := func(to string) {
@@ -161,18 +156,20 @@ func (w *world) play(word string) {
 	}
 }
 
-// next plans, and keeps the earliest time that it asks for, 0 for none.
-func (w *world) next() (steps []fsm.Command, wake int64) {
-	steps = Next(w.state, w.now, stint, w.leaving, func(at int64) {
-		if at != 0 && (wake == 0 || at < wake) {
-			wake = at
-		}
-	})
-	return steps, wake
+// planner is a step that already moves the leaving workloads.
+func (w *groupWorld) planner() *planner {
+	return &planner{World: World{State: w.state, Now: w.now, Epoch: rolloutEpoch}, done: w.leaving}
+}
+
+// next plans the rollouts; wake is the earliest time that the plan asks for, 0 for none.
+func (w *groupWorld) next() (steps []fsm.Command, wake int64) {
+	p := w.planner()
+	p.rollOut()
+	return p.rollouts, p.at
 }
 
 // line is a plan at one glance: each group's next step, and when to look again.
-func (w *world) line() string {
+func (w *groupWorld) line() string {
 	steps, wake := w.next()
 	var out []string
 	for _, c := range steps {
@@ -201,7 +198,7 @@ func (w *world) line() string {
 	return strings.Join(out, "; ")
 }
 
-func TestNext(t *testing.T) {
+func TestRolloutSteps(t *testing.T) {
 	const (
 		late  = "web: fail (web-0 was not healthy for 10 s within 60 s)"
 		web21 = "update web 3 to 2 by 1; " // three members of web to version 2, one at a time
@@ -253,7 +250,7 @@ func TestNext(t *testing.T) {
 		{"the earliest deadline of all counts", web21 + "step; later 20; update api 2 to 2 by 1; step", "look again in 40 s"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newWorld(t, "web 3", "api 2")
+			w := newGroupWorld(t, "web 3", "api 2")
 			w.now += 100 * second
 			for word := range strings.SplitSeq(c.script, "; ") {
 				if word != "" {
@@ -267,10 +264,11 @@ func TestNext(t *testing.T) {
 	}
 }
 
-// TestStepsAreFenced: a step names the stint that proposes it and the update that it is for,
-// so that neither a leader of before nor a plan for what was superseded changes a member.
-func TestStepsAreFenced(t *testing.T) {
-	w := newWorld(t, "web 2")
+// TestRolloutStepsAreFenced: a step names the leadership term that proposes it and its
+// rollout, so that neither a former leader nor a plan for a superseded rollout changes a
+// member.
+func TestRolloutStepsAreFenced(t *testing.T) {
+	w := newGroupWorld(t, "web 2")
 	w.play("update web 2 to 2 by 1")
 	steps, _ := w.next()
 	if len(steps) != 1 {
@@ -278,7 +276,7 @@ func TestStepsAreFenced(t *testing.T) {
 	}
 	r, _ := w.state.Rollout("web")
 	head, body := steps[0].GetHead(), steps[0].GetAdvanceRollout()
-	if e := head.GetEpoch(); e.GetIncarnation() != stint.Incarnation || e.GetTerm() != stint.Term || head.GetAt() != w.now || head.GetBy() != "leader" {
+	if e := head.GetEpoch(); e.GetIncarnation() != rolloutEpoch.Incarnation || e.GetTerm() != rolloutEpoch.Term || head.GetAt() != w.now || head.GetBy() != "leader" {
 		t.Errorf("the head is %v", head)
 	}
 	if id := body.GetIfRollout(); id.GetIncarnation() != r.Incarnation || id.GetSequence() != r.Sequence || r.Sequence == 0 {
@@ -291,9 +289,9 @@ func TestStepsAreFenced(t *testing.T) {
 	}
 }
 
-// TestUpdates goes through whole updates with a node that obeys, except for what cannot start,
-// and counts at every step who is missing.
-func TestUpdates(t *testing.T) {
+// TestRolloutsOfObedientNodes carries out whole updates on a node that obeys, except for
+// members that cannot start, and counts the unavailable members at every step.
+func TestRolloutsOfObedientNodes(t *testing.T) {
 	for _, c := range []struct {
 		name, update string
 		breaks       map[int]string // version: the member that never starts in it
@@ -312,7 +310,7 @@ func TestUpdates(t *testing.T) {
 		{"the way back fails too", "update web 5 to 2 by 1 back", map[int]string{1: "web-1", 2: "web-1"}, 1, "21111 Paused"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newWorld(t, "web 5")
+			w := newGroupWorld(t, "web 5")
 			w.now += 100 * second
 			w.play(c.update)
 			for range 200 {
@@ -345,7 +343,7 @@ func TestUpdates(t *testing.T) {
 	}
 }
 
-func (w *world) missing(group string) (n int) {
+func (w *groupWorld) missing(group string) (n int) {
 	w.state.Group(group, func(x *fsm.Workload) bool {
 		if x.Desired == fsm.DesiredRunning && !x.Available() {
 			n++
@@ -360,7 +358,7 @@ func version(x *fsm.Workload) int {
 }
 
 // versions are what the members of a group that stay have, and where the update stands.
-func (w *world) versions(group string) (out string) {
+func (w *groupWorld) versions(group string) (out string) {
 	w.state.Group(group, func(x *fsm.Workload) bool {
 		if x.Desired != fsm.DesiredDeleted {
 			out += fmt.Sprint(version(x))
@@ -373,7 +371,7 @@ func (w *world) versions(group string) (out string) {
 	return out
 }
 
-func TestHolds(t *testing.T) {
+func TestHeldByRollout(t *testing.T) {
 	for _, c := range []struct {
 		name, script, id string
 		want             bool
@@ -391,7 +389,7 @@ func TestHolds(t *testing.T) {
 		{"nor what is in no group", "update web 3 to 2 by 1; step", "single", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newWorld(t, "web 3", "api 2")
+			w := newGroupWorld(t, "web 3", "api 2")
 			w.do(&commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{Workloads: []*commandv1.WorkloadPut{
 				{Id: "single", Spec: []byte("spec"), Content: "c1:1", Desired: "Running", Demand: &commandv1.Demand{Type: "container"}}}}}})
 			w.says("single", "Running")
@@ -400,7 +398,7 @@ func TestHolds(t *testing.T) {
 					w.play(word)
 				}
 			}
-			if got := Holds(w.state, w.get(c.id), w.leaving); got != c.want {
+			if got := w.planner().heldByRollout(w.get(c.id)); got != c.want {
 				t.Errorf("%s is held: %v, want %v", c.id, got, c.want)
 			}
 		})

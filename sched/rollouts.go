@@ -1,0 +1,56 @@
+package sched
+
+import (
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/fsm/rollout"
+)
+
+// rollOut proposes the next step of each rolling update that is under way. Its cost is
+// the members of the groups that are being updated. Workloads that this step already
+// moves count as unavailable.
+func (p *planner) rollOut() {
+	p.State.Rolling(func(r *rollout.Rollout) bool {
+		d := r.Next(p.lookAt, p.Now)
+		p.wake(d.WakeAt)
+		if d.Idle() || d.Failure != "" && p.moves(r) {
+			return true // a failure is judged by the present state, not by what this step makes of it
+		}
+		p.rollouts = append(p.rollouts, &commandv1.Command{
+			Head: &commandv1.Head{Epoch: &commandv1.Epoch{Incarnation: p.Epoch.Incarnation, Term: p.Epoch.Term}, At: p.Now, By: "leader"},
+			Body: &commandv1.Command_AdvanceRollout{AdvanceRollout: &commandv1.AdvanceRollout{
+				Group: r.Group, IfRollout: &commandv1.Generation{Incarnation: r.Incarnation, Sequence: r.Sequence},
+				Settled: d.Settled, Take: d.Take, Complete: d.Complete, Failure: d.Failure, Revert: d.Revert,
+			}},
+		})
+		return true
+	})
+}
+
+// heldByRollout reports whether a workload should not be taken off a draining node yet,
+// because an update of its group already has as many members unavailable as it may. The
+// update ends, or pauses, in its own time.
+func (p *planner) heldByRollout(w *fsm.Workload) bool {
+	if w.Demand.Group == "" {
+		return false
+	}
+	r, ok := p.State.Rollout(w.Demand.Group)
+	return ok && r.Holds(p.lookAt, w.ID)
+}
+
+// lookAt is how a rollout sees a workload.
+func (p *planner) lookAt(id string) rollout.Seen {
+	s := p.State.Seen(id)
+	s.Available = s.Available && !p.done[id]
+	return s
+}
+
+// moves reports whether this step moves a member of a rollout.
+func (p *planner) moves(r *rollout.Rollout) bool {
+	for i := range r.Members {
+		if p.done[r.Members[i].ID] {
+			return true
+		}
+	}
+	return false
+}
