@@ -7,17 +7,16 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Cache is what Next remembers between steps to be fast: the nodes in arrays,
-// and which records still need a look. It holds no fact that the state does not
-// hold, so it may be dropped at any time; it belongs to one goroutine and to one
-// unbroken sequence of views and their changes.
+// Cache makes Next fast: it keeps the nodes in arrays and queues of records to look at.
+// Everything in it follows from the state, so it may be dropped at any time. It belongs to
+// one goroutine and to one gapless sequence of views and their changes.
 type Cache struct {
 	built  bool
 	tuning Tuning
-	index  uint64 // of the view that it was last brought up to
+	index  uint64 // of the view that it matches
 
 	nodes   *nodeIndex
-	version uint64 // advances whenever a placement might come out differently
+	version uint64 // advances whenever a placement might have another result
 
 	workloads workQueue // to be looked at, by the evict and retry passes
 	capacity  workQueue // nodes whose promises may exceed what they have
@@ -50,16 +49,14 @@ type membership struct {
 	slot  int32
 }
 
-// verdict is that nothing could take a workload when the nodes were as they
-// were at version.
+// verdict says that no node could take a workload at a version of the cache.
 type verdict struct {
 	modified uint64
 	version  uint64
-	said     bool // the explanation was made, too, and is the one in the record
+	said     bool // the record carries the explanation
 }
 
-// of reports whether v was reached for this very record with the nodes as they
-// are at version.
+// of reports whether v is about this revision of the record and this version of the cache.
 func (v verdict) of(w *fsm.Workload, version uint64) bool {
 	return v.version != 0 && v.version == version && v.modified == w.ModifyIndex
 }
@@ -97,8 +94,8 @@ func (c *Cache) build(w *World) {
 	})
 }
 
-// sync brings the cache up to the view. Changes are only hints of what to read
-// again, so it does no harm to see one twice.
+// sync brings the cache up to the view. A change only names a record to read again, so a
+// change may be seen twice.
 func (c *Cache) sync(w *World) {
 	v := w.State
 	if !c.built || c.tuning != w.Tuning || v.Info().Index < c.index {
@@ -142,8 +139,8 @@ func (c *Cache) sync(w *World) {
 	c.stale, c.stalePort = c.stale[:0], c.stalePort[:0]
 }
 
-// nodeChanged reports whether the node arrays must be built anew: a node came or
-// went, or moved to another engine.
+// nodeChanged reports whether the node arrays must be built anew: a node was added or
+// removed, or has another engine.
 func (c *Cache) nodeChanged(v fsm.View, ch *fsm.Change) bool {
 	id := ch.Key
 	c.recheck(v, id)
@@ -152,7 +149,7 @@ func (c *Cache) nodeChanged(v fsm.View, ch *fsm.Change) bool {
 		c.capacity.add(id)
 		return true
 	case was.Engine() != now.Engine():
-		// Its host ports are claimed elsewhere now, perhaps before another's.
+		// The workloads of both engines now compete for other host ports.
 		c.capacity.add(id)
 		v.Nodes("", func(n *fsm.Node) bool {
 			if e := n.Engine(); e == was.Engine() || e == now.Engine() {
@@ -192,20 +189,20 @@ func (c *Cache) workloadChanged(v fsm.View, ch *fsm.Change) {
 		}
 	}
 	if o, n := ch.OldWorkload(), ch.NewWorkload(); o != nil && n != nil && n.Node != "" && o.Demand.Priority != n.Demand.Priority {
-		c.version++ // others may push it aside now, or no more
+		c.version++ // other workloads may preempt it now, or no longer
 	}
 	c.regroup(v, ch.Key)
 }
 
-// waits reports whether a workload waits for a place after a change as it did before it,
-// or since: that is nothing to the passes that look at what is placed.
+// waits reports whether a workload is pending after a change and was not placed before it.
+// Such changes do not concern the passes that look at placed workloads.
 func waits(ch *fsm.Change) bool {
 	o, n := ch.OldWorkload(), ch.NewWorkload()
 	return n != nil && n.Node == "" && n.Desired == fsm.DesiredRunning && (o == nil || o.Node == "")
 }
 
-// stillUnplaced reports whether a workload that no node could take asks for the same after
-// a change, with the same explanation; then the verdict on it stands.
+// stillUnplaced reports whether a change leaves demand and explanation of an unplaced
+// workload as they were; then its verdict still holds.
 func (c *Cache) stillUnplaced(ch *fsm.Change) bool {
 	o, n := ch.OldWorkload(), ch.NewWorkload()
 	if o == nil || !waits(ch) || o.Demand != n.Demand || o.Reason != n.Reason || !c.settled(o) {
@@ -215,7 +212,7 @@ func (c *Cache) stillUnplaced(ch *fsm.Change) bool {
 	return true
 }
 
-// touch has a node, and its host ports that a demand names, read again.
+// touch marks a node, and those of its host ports that a demand names, to be read again.
 func (c *Cache) touch(node string, d *fsm.Demand) {
 	if n := len(c.stale); n == 0 || c.stale[n-1] != node {
 		c.stale = append(c.stale, node)
@@ -231,8 +228,8 @@ func (c *Cache) touch(node string, d *fsm.Demand) {
 	}
 }
 
-// touchFormer has the host ports read again that a workload holds until what it
-// replaces is gone. While it held them, a conflict behind it went unseen.
+// touchFormer marks the host ports that a workload still holds for the revision it
+// replaces. Conflicts between other workloads about these ports could not be seen before.
 func (c *Cache) touchFormer(v fsm.View, w *fsm.Workload) {
 	s, ok := c.nodes.slotOf[w.Node]
 	if !ok || len(w.FormerPorts) == 0 {
@@ -260,7 +257,7 @@ func (c *Cache) residualChanged(v fsm.View, ch *fsm.Change) {
 		}
 	}
 	if r := ch.OldResidual(); r != nil && len(r.Demand.Ports) > 0 {
-		// While it held a port, a conflict behind it went unseen.
+		// While it held a port, conflicts between others about the port could not be seen.
 		for _, s := range c.nodes.engines[r.Engine] {
 			c.recheck(v, c.nodes.recs[s].ID)
 		}
@@ -284,7 +281,7 @@ func (c *Cache) groupOf(v fsm.View, name string) *group {
 	return g
 }
 
-// withhold gives a node nothing more in this step; the next one reads it again.
+// withhold gives a node no more work in this step; the next step reads the node again.
 func (c *Cache) withhold(node string) {
 	if s, ok := c.nodes.slotOf[node]; ok && c.nodes.ready.has(s) {
 		c.nodes.unlist(s)
@@ -334,7 +331,7 @@ func (g *group) add(slot, n int32) {
 	}
 }
 
-// pop has every workload whose deadline is at or before now looked at again.
+// pop queues every workload whose deadline is at or before now.
 func (c *Cache) pop(now int64) {
 	for {
 		at, id := c.due.next()

@@ -9,22 +9,26 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Difference is one thing in which a node is not as the state has it.
+// Difference is one difference between a node and the state.
 type Difference struct {
 	Workload  string
 	Type      string // one of fsm.Drift…
-	Scheduler string // status, or revision, as the state has it; "" = it knows nothing of it
-	Agent     string // as the node has it
+	Scheduler string // status or revision in the state; "" = the state does not know the workload
+	Agent     string // status or revision on the node
 }
 
 func (d *Difference) same(o *Difference) bool { return d.Workload == o.Workload && d.Type == o.Type }
 
-// Compare says where what a node listed differs from what the state expects of
-// it, by workload. What is on its way is no difference: an order that is not
-// answered (busy), a backoff, a residual that its node is being told to remove, a
-// state that went back and is about to catch up. Nor is what the agent is at work
-// on. A look that is older than the view may see differences that there are not:
-// one is true that a second look confirms.
+// Compare returns the differences between the list of a node and the state, by workload.
+// These are no differences, because they are about to end:
+//
+//   - an order without an answer yet (busy), or a retry that waits;
+//   - a residual whose delete is ordered;
+//   - a workload that is newer on the node than in a restored state;
+//   - a workload that its agent is still working on.
+//
+// A list that is older than the view may show differences that do not exist, so the caller
+// confirms them by a second comparison.
 func Compare(v fsm.View, n *fsm.Node, listed []Reported, busy func(workload string) bool) []Difference {
 	var out []Difference
 	seen := make(map[string]bool, len(listed))
@@ -35,7 +39,7 @@ func Compare(v fsm.View, n *fsm.Node, listed []Reported, busy func(workload stri
 		}
 		w, known := v.Workload(r.Workload)
 		if known && w.Node == n.ID {
-			// What is there at a former generation only lacks the accepted order all the same.
+			// A former generation does not count: the node lacks the accepted order.
 			if g := r.Observation.Generation; g.IsZero() || !g.Less(w.Generation) {
 				seen[r.Workload] = true
 				out = append(out, present(v, w, r, busy)...)
@@ -66,8 +70,8 @@ func expected(w *fsm.Workload) bool {
 	return w.Acknowledged && w.Retry.NextAt == 0 && !w.Retry.Terminal
 }
 
-// present judges what is where it belongs. A drift that is on record stays there
-// until it is gone, also while an order that repairs it is on its way.
+// present compares a workload on its own node. A recorded drift stays open until it has
+// ended, also while an order that repairs it is on its way.
 func present(v fsm.View, w *fsm.Workload, r *Reported, busy func(string) bool) (out []Difference) {
 	other := r.Revision != "" && r.Revision != w.Revision()
 	if d, ok := runsOn(v, w, r); ok {
@@ -81,7 +85,7 @@ func present(v fsm.View, w *fsm.Workload, r *Reported, busy func(string) bool) (
 	}
 	said := r.Observation.State
 	if said == fsm.ActualPending || said == fsm.ActualUnknown || said == fsm.ActualNone {
-		return nil // at work, or not sure: the deadline of the order sees to it
+		return nil // the agent is at work, or not sure; the deadline of the order covers that
 	}
 	if other {
 		out = append(out, Difference{Workload: w.ID, Type: fsm.DriftRevision, Scheduler: w.Revision(), Agent: r.Revision})
@@ -92,9 +96,8 @@ func present(v fsm.View, w *fsm.Workload, r *Reported, busy func(string) bool) (
 	return out
 }
 
-// runsOn judges what is to be stopped against that, not against what its node said
-// last: it is a difference once an order to stop it has failed, and until it is
-// stopped.
+// runsOn compares a workload that is to be stopped with that intent, not with its last
+// reported state. Running on is a difference once a stop has failed, until it is stopped.
 func runsOn(v fsm.View, w *fsm.Workload, r *Reported) (Difference, bool) {
 	if w.Desired != fsm.DesiredStopped || r.Observation.State != fsm.ActualRunning {
 		return Difference{}, false
@@ -105,7 +108,7 @@ func runsOn(v fsm.View, w *fsm.Workload, r *Reported) (Difference, bool) {
 	return Difference{Workload: w.ID, Type: fsm.DriftState, Scheduler: string(fsm.DesiredStopped), Agent: string(r.Observation.State)}, true
 }
 
-// orphan judges what is where it does not belong.
+// orphan compares a workload on a node that is not its own.
 func orphan(v fsm.View, n *fsm.Node, w *fsm.Workload, known bool, r *Reported, busy func(string) bool) (Difference, bool) {
 	d := Difference{Workload: r.Workload, Type: fsm.DriftOrphan, Agent: string(r.Observation.State)}
 	if known {
@@ -115,7 +118,7 @@ func orphan(v fsm.View, n *fsm.Node, w *fsm.Workload, known bool, r *Reported, b
 		}
 	}
 	if _, left := v.Residual(n.ID, r.Workload); left {
-		// It is being removed; an orphan that a person deletes is one until it is gone.
+		// It is being removed. An orphan that a person deletes stays one until it is gone.
 		_, open := v.Drift(n.ID, r.Workload, fsm.DriftOrphan)
 		return d, open
 	}
@@ -129,8 +132,8 @@ func orphan(v fsm.View, n *fsm.Node, w *fsm.Workload, known bool, r *Reported, b
 	return d, true
 }
 
-// Confirmed keeps of a second look what the first one saw as well, or what is
-// known already.
+// Confirmed returns the differences of a second comparison that the first one had found
+// too, or that are on record.
 func Confirmed(v fsm.View, node string, first, second []Difference) []Difference {
 	return slices.DeleteFunc(slices.Clone(second), func(d Difference) bool {
 		if _, open := v.Drift(node, d.Workload, d.Type); open {
@@ -140,8 +143,8 @@ func Confirmed(v fsm.View, node string, first, second []Difference) []Difference
 	})
 }
 
-// Unknown reports whether a look found anything that is not on record, so that a
-// second look is needed.
+// Unknown reports whether a comparison found a difference that is not on record, so that a
+// second comparison is needed.
 func Unknown(v fsm.View, node string, found []Difference) bool {
 	return slices.ContainsFunc(found, func(d Difference) bool {
 		_, open := v.Drift(node, d.Workload, d.Type)
@@ -156,14 +159,14 @@ const (
 	repairMax  = 900 * second
 )
 
-// driftsPerCommand bounds what one round notes of a node, so that the command fits
-// into the log; the next round notes the rest.
+// driftsPerCommand bounds the differences that one round records for a node, so that the
+// command fits into a log batch. The next round records the others.
 const driftsPerCommand = 500
 
-// Drifts turns what was found on a node into what the state has to note, nil if
-// it has all that. A workload whose node has another revision is ordered anew, as
-// often as repairs allow; what is missing or in another state follows from the
-// report that the caller makes of it; an orphan is left to people.
+// Drifts returns the command body that records the differences found on a node, nil if the
+// record is up to date. A workload with another revision is ordered again, with a growing
+// pause between repairs. For missing workloads and other states the caller sends a report.
+// Orphans are left to people.
 func Drifts(v fsm.View, node string, found []Difference, now int64) *commandv1.SetDrifts {
 	out := &commandv1.SetDrifts{}
 	for i := range found {

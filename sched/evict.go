@@ -8,14 +8,14 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// CodeConstraintChanged says that a workload left its node because labels or
+// CodeConstraintChanged is the reason of a workload that left its node because labels or
 // constraints no longer match.
 const CodeConstraintChanged = "ConstraintChanged"
 
-// review looks at every workload that changed, or whose node did, or whose time
-// has come. One that needs nothing is forgotten until then; one for which
-// something was proposed is looked at again, in case it was not applied.
-func (p *planner) review() {
+// evictPass evaluates every placed workload that changed, whose node changed, or whose
+// deadline has passed. A workload for which something is proposed stays in the queue, in
+// case the proposal is not applied.
+func (p *planner) evictPass() {
 	for _, id := range p.c.workloads.take() {
 		w, ok := p.State.Workload(id)
 		if !ok || w.Node == "" || w.Desired == fsm.DesiredDeleted {
@@ -41,11 +41,11 @@ func (p *planner) review() {
 	}
 }
 
-// judge decides about one placed workload: whether it must leave its node, else
-// whether it has failed. due is when to look again, 0 = when something changes.
+// judge decides whether a placed workload must leave its node or has failed. due is when
+// to look again; 0 = when something changes.
 func (p *planner) judge(w *fsm.Workload, n *fsm.Node) (acted bool, due int64) {
 	if p.lost[n.ID] || p.back[n.ID] {
-		return true, 0 // the next step sees it down, or up
+		return true, 0 // the next step sees the node's new state
 	}
 	if until := p.stopsUntil(w, n); until > p.Now {
 		return false, until
@@ -76,9 +76,9 @@ func (p *planner) mustLeave(w *fsm.Workload, n *fsm.Node) (code, message string,
 	case !n.Up && w.Demand.Exclusive && !n.Fenced && p.stopsUntil(w, n) == 0:
 		return fsm.CodeAwaitFailover, awaitFence(n.ID), false
 	case !n.Up && w.Demand.Exclusive && !n.Fenced:
-		return fsm.CodeNodeLost, "the lease of node " + n.ID + " ended and its guard has had the time to stop this", true
+		return fsm.CodeNodeLost, "the lease of node " + n.ID + " ended and its fencer has had the time to stop this", true
 	case !n.Up && !n.Fenced && w.Desired == fsm.DesiredStopped && !stopped(w):
-		// Off its node it would count as stopped, and nobody has said that it is.
+		// Off its node it would count as stopped, but no report says that it has stopped.
 		return fsm.CodeAwaitStop, awaitReturn(n.ID), false
 	case !n.Up:
 		return fsm.CodeNodeLost, "the lease of node " + n.ID + " ended", n.Fenced
@@ -89,16 +89,16 @@ func (p *planner) mustLeave(w *fsm.Workload, n *fsm.Node) (code, message string,
 		return misfitCode(r.filter), p.c.nodes.sentence(p.State, w.Demand, p.c.nodes.slotOf[n.ID], r), false
 	}
 	if guarded(w.Demand) && !n.Facts.SelfFencing {
-		// Nothing keeps the promise there any more, and it can still be moved in good order.
-		return fsm.CodeDoesNotFit, p.c.nodes.sentence(p.State, w.Demand, p.c.nodes.slotOf[n.ID], rejection{filter: noGuard}), false
+		// The node has no fencer any more. The workload can still be moved in order.
+		return fsm.CodeDoesNotFit, p.c.nodes.sentence(p.State, w.Demand, p.c.nodes.slotOf[n.ID], rejection{filter: noFencer}), false
 	}
 	for _, port := range w.Demand.Ports {
 		holder, on := p.State.PortHolder(n.Engine(), port)
 		if holder == "" || holder == w.ID {
 			continue
 		}
-		// What is on its way out, or was, holds the port only for a while: see awaitPort.
-		// One that was given up keeps what its former instance binds.
+		// A holder that is leaving gives the port back soon: see awaitPort. A workload
+		// that was given up keeps the ports of its former instance.
 		if h, ok := p.State.Workload(holder); ok && h.Node == on && (h.Wants(port) || h.Retry.Terminal) {
 			return fsm.CodeDoesNotFit, "host port " + portText(port) + " is held by " + holder + " on " + on, false
 		}
@@ -106,12 +106,12 @@ func (p *planner) mustLeave(w *fsm.Workload, n *fsm.Node) (code, message string,
 	return "", "", false
 }
 
-// unknownBound is how long the guard of a node that named no bound is given.
+// unknownBound is the fence bound, in seconds, of a node that registered none.
 const unknownBound = 60
 
-// stopsUntil is when the guard of a lost node has stopped a workload for certain: its
-// fence bound after this leader learned that the lease had ended, which is never before
-// the lease ended for the node. 0 if no guard does so.
+// stopsUntil returns by when the fencer of a lost node must have stopped a workload: one
+// fence bound after this leader learned that the node was lost, which is never before the
+// lease ended for the node. 0 if no fencer stops it.
 func (p *planner) stopsUntil(w *fsm.Workload, n *fsm.Node) int64 {
 	if n.Up || n.Fenced || !w.Guarded(n) {
 		return 0
@@ -121,18 +121,18 @@ func (p *planner) stopsUntil(w *fsm.Workload, n *fsm.Node) int64 {
 		bound = unknownBound
 	}
 	since := p.Now
-	if p.Live != nil { // a plan asks what would be, not when
+	if p.Live != nil { // PlanDrain and PlanPlace have no liveness
 		since = cmp.Or(p.Live.DownSince(n.ID), since)
 	}
 	return since + bound*1e9
 }
 
-// awaitFence says what an exclusive workload on a lost node waits for.
+// awaitFence is the message of an exclusive workload on a lost node.
 func awaitFence(node string) string {
 	return "node " + node + " is lost and may still run this exclusive workload; once it is known to be off: persysctl node fence " + node
 }
 
-// awaitReturn says what a workload waits for that is to be stopped on a lost node.
+// awaitReturn is the message of a workload that is to be stopped on a lost node.
 func awaitReturn(node string) string {
 	return "node " + node + " is lost and may still run this; it is stopped once the node is back; if that is known to be off: persysctl node fence " + node
 }
@@ -159,11 +159,11 @@ func (p *planner) evict(w *fsm.Workload, code, message string, gone bool) bool {
 	return true
 }
 
-// relieve takes workloads off nodes that an update overfilled. Only an order
-// that its node has not accepted yet is withdrawn: what runs stays, also when a
-// node comes back with less than it had. Lower priorities go first, then newer
+// evictOvercommitted takes workloads off nodes whose capacity an update exceeds. Only
+// workloads whose order the node has not accepted yet are moved. Running workloads stay,
+// also if a node comes back with less capacity. Lower priorities go first, then newer
 // orders.
-func (p *planner) relieve() {
+func (p *planner) evictOvercommitted() {
 	x := p.c.nodes
 	for _, id := range p.c.capacity.take() {
 		s, ok := x.slotOf[id]
@@ -172,7 +172,7 @@ func (p *planner) relieve() {
 		}
 		n := x.recs[s]
 		if p.lost[id] {
-			p.c.capacity.add(id) // it may be heard again before that is in the log
+			p.c.capacity.add(id) // the node may be heard again before this step is in the log
 		}
 		if !n.Up || n.Draining || p.lost[id] {
 			continue // its workloads leave anyway
@@ -215,8 +215,8 @@ func (p *planner) relieve() {
 	}
 }
 
-// overfull reports whether more is promised of a node than it has. A total of
-// nothing is an unknown one.
+// overfull reports whether more of a node is promised than it has. A total of 0 means
+// unknown.
 func (x *nodeIndex) overfull(s int32) bool {
 	if x.cpu[s] > 0 && x.usedCPU[s] > x.cpu[s] || x.mem[s] > 0 && x.usedMem[s] > x.mem[s] {
 		return true
@@ -224,7 +224,7 @@ func (x *nodeIndex) overfull(s int32) bool {
 	return slices.ContainsFunc(x.pools[s], func(p pool) bool { return p.total > 0 && p.used > p.total })
 }
 
-// usage adds up what the workloads of one node demand, without what is leaving.
+// usage adds up the demands of the workloads that stay on one node.
 type usage struct {
 	cpu, mem, cpuTotal, memTotal int64
 	pools                        []pool
@@ -255,7 +255,7 @@ func (u *usage) add(d *fsm.Demand, sign int64) {
 	}
 }
 
-// over names a resource that is overfull and that d takes part of.
+// over returns the first overfull resource that d uses.
 func (u *usage) over(d *fsm.Demand) rejection {
 	switch p := u.pool(d.Pool); {
 	case d.CPU > 0 && u.cpuTotal > 0 && u.cpu > u.cpuTotal:

@@ -7,8 +7,8 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// expire turns ended leases into down nodes and resumed ones into up nodes. A
-// node that is declared down here is given nothing more in the same step.
+// expire marks nodes with an ended lease down and nodes that were heard again up. A node
+// that is marked down gets no more work in the same step.
 func (p *planner) expire() {
 	type heard struct {
 		node string
@@ -17,9 +17,9 @@ func (p *planner) expire() {
 	collect := func(from func(int64, func(NodeID, int64) bool), until int64, up bool) []heard {
 		var all []heard
 		from(until, func(node NodeID, at int64) bool {
-			if n, ok := p.State.Node(node); ok && n.Up != up && !n.Fenced { // who was fenced has to register
+			if n, ok := p.State.Node(node); ok && n.Up != up && !n.Fenced { // a fenced node has to register
 				all = append(all, heard{node, at})
-				p.c.recheck(p.State, node) // none of its workloads is waited for any more
+				p.c.recheck(p.State, node) // other workloads no longer wait for its workloads to stop
 			}
 			return true
 		})

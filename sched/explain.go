@@ -7,39 +7,38 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Explanation says where a workload goes, or why it goes nowhere.
+// Explanation says where a workload is placed, or why it is unplaced.
 type Explanation struct {
 	Workload string
-	Node     NodeID // chosen, or where it is; "" = nowhere
-	Code     string // reason code when it is nowhere or waits
-	Message  string // in words; for an unplaced workload the counted summary
+	Node     NodeID // chosen or present node; "" = none
+	Code     string // reason code of a workload that is unplaced or waits
+	Message  string // in words; for an unplaced workload the summary of reasons
 	Fit      int    // nodes that pass every filter
 	Total    int    // nodes
 	Counts   []Count
 	Score    Score     // of Node
-	Nodes    []Verdict // only from Explain: best first, then the rejected by id
+	Nodes    []Verdict // only from Explain: fitting nodes best first, then rejected ones by id
 }
 
-// Count is how many nodes one reason rejected.
+// Count is the number of nodes that one reason rejected.
 type Count struct {
 	Filter string // e.g. "CPU", "taints"
 	Reason string // e.g. "taint dedicated=gpu"
 	Nodes  int
 }
 
-// Verdict is what placement thinks of one node.
+// Verdict is the result of filters and score for one node.
 type Verdict struct {
 	Node    NodeID
 	Fits    bool
 	Current bool   // the workload is there
-	Filter  string // that rejected it
+	Filter  string // the filter that rejected it
 	Reason  string // with figures
 	Score   Score  // when it fits
 }
 
-// Explain answers `persysctl why` and `why-not`: every node's verdict on a
-// workload as if it were to be placed now. For a placed workload, what it takes
-// where it is counts as free.
+// Explain answers `persysctl why` and `why-not`: the verdict of every node on a workload, as
+// if it were placed now. Of a placed workload, the resources that it uses count as free.
 func Explain(v fsm.View, w *fsm.Workload, t Tuning) Explanation {
 	t = t.withDefaults()
 	cand := NodesOf(v, t)
@@ -125,8 +124,7 @@ func Explain(v fsm.View, w *fsm.Workload, t Tuning) Explanation {
 	return e
 }
 
-// exceptOwn leaves out the host ports that the workload itself holds on a node,
-// where it is or where it was last.
+// exceptOwn leaves out the host ports that the workload itself holds on a node.
 func (x *nodeIndex) exceptOwn(v fsm.View, w *fsm.Workload, n *fsm.Node, all []bitset) []bitset {
 	if len(all) == 0 {
 		return nil
@@ -140,15 +138,15 @@ func (x *nodeIndex) exceptOwn(v fsm.View, w *fsm.Workload, n *fsm.Node, all []bi
 	return out
 }
 
-// Move is what a drain would do to one workload.
+// Move is where a plan would place one workload.
 type Move struct {
 	Workload string
-	To       NodeID // "" = nowhere: it would wait
-	Message  string // why nowhere
+	To       NodeID // "" = it would stay unplaced
+	Message  string // why it would
 }
 
-// PlanDrain shows what draining a node would do, highest priority first, each
-// move seeing those before it. Nothing is proposed.
+// PlanDrain returns the moves that draining a node would cause, highest priority first.
+// Each move sees the earlier ones. Nothing is proposed.
 func PlanDrain(v fsm.View, node NodeID, t Tuning) []Move {
 	cand := NodesOf(v, t)
 	x := cand.c.nodes
@@ -183,9 +181,9 @@ func PlanDrain(v fsm.View, node NodeID, t Tuning) []Move {
 	return moves
 }
 
-// PlanPlace shows where workloads would go if they were placed now, in this
-// order, each move seeing those before it. One whose record names a node stays
-// there while it may and there is room. Nothing is proposed.
+// PlanPlace returns where workloads would be placed now, in this order. Each move sees the
+// earlier ones. A workload with a node stays there if it may and there is room. Nothing is
+// proposed.
 func PlanPlace(v fsm.View, workloads []*fsm.Workload, t Tuning) []Move {
 	t = t.withDefaults()
 	cand := NodesOf(v, t)
@@ -205,8 +203,8 @@ func PlanPlace(v fsm.View, workloads []*fsm.Workload, t Tuning) []Move {
 	return moves
 }
 
-// stays reports whether a workload with a changed demand may stay where its
-// record has it; what it takes there in place of its present demand is promised.
+// stays reports whether a workload with a changed demand may stay on its node. If so, the
+// new demand is promised there instead of the present one.
 func (p *planner) stays(w *fsm.Workload) bool {
 	x := p.c.nodes
 	s, known := x.slotOf[w.Node]

@@ -8,7 +8,7 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// filter names a rule that may reject a node, in the order of asking.
+// filter is a rule that may reject a node, in the order of evaluation.
 type filter uint8
 
 const (
@@ -26,13 +26,13 @@ const (
 	shortDisk
 	noPool
 	portTaken
-	stopping // another instance of the workload is not known to be gone
-	noGuard
+	stopping // another node may still run the workload
+	noFencer
 )
 
 var filterNames = [...]string{
 	"", "readiness", "readiness", "readiness", "workload type", "storage driver", "labels", "constraints", "taints",
-	"CPU", "memory", "disk", "disk", "host ports", "former instance", "guard",
+	"CPU", "memory", "disk", "disk", "host ports", "former instance", "fencer",
 }
 
 // Taint effects.
@@ -41,14 +41,14 @@ const (
 	preferNoSchedule = "PreferNoSchedule"
 )
 
-// rejection is why a node was passed over, without its figures: what summaries
-// count by. It is comparable.
+// rejection is the reason why a node was rejected, without figures. Summaries count by it.
+// It is comparable.
 type rejection struct {
 	filter     filter
 	key, value string
 }
 
-// short is the counted form; it must not hold figures that move by themselves.
+// short is the text for summaries. It holds no figures that change by themselves.
 func (r rejection) short() string {
 	switch r.filter {
 	case notUp:
@@ -82,8 +82,8 @@ func (r rejection) short() string {
 		return "port " + r.key
 	case stopping:
 		return "former instance not gone"
-	case noGuard:
-		return "no guard for on_lost_lease=stop"
+	case noFencer:
+		return "no fencer for on_lost_lease=stop"
 	}
 	return ""
 }
@@ -108,15 +108,15 @@ func readiness(n *fsm.Node) rejection {
 	return rejection{}
 }
 
-// static applies the filters that look at facts alone: type, storage drivers,
-// labels, constraints, NoSchedule taints, and the guard that a workload which is to
-// stop with the lease needs (sched/DESIGN.md).
+// static applies the filters that need only the facts of a node: type, storage drivers,
+// labels, constraints, NoSchedule taints, and the fencer that on_lost_lease=stop needs
+// (sched/DESIGN.md).
 func static(d *fsm.Demand, n *fsm.Node) rejection {
 	if r := fits(d, n); r.filter != passes {
 		return r
 	}
 	if guarded(d) && !n.Facts.SelfFencing {
-		return rejection{filter: noGuard}
+		return rejection{filter: noFencer}
 	}
 	for _, t := range n.Facts.Taints {
 		if t.Effect == noSchedule && !tolerated(t, d.Tolerations) {
@@ -128,8 +128,8 @@ func static(d *fsm.Demand, n *fsm.Node) rejection {
 
 func guarded(d *fsm.Demand) bool { return d.Exclusive && d.OnLostLease == fsm.OnLostLeaseStop }
 
-// fits is static without the taints and the guard, which turn away newcomers only:
-// a workload that no longer fits in this sense is moved.
+// fits is static without taints and fencer, which reject only new workloads. A placed
+// workload that does not fit any more is moved.
 func fits(d *fsm.Demand, n *fsm.Node) rejection {
 	if !offers(n, d.Type) {
 		return rejection{filter: wrongType, key: d.Type}
@@ -152,11 +152,11 @@ func fits(d *fsm.Demand, n *fsm.Node) rejection {
 	return rejection{}
 }
 
-// offers reports whether a node runs a workload type. A node that named none is
-// a legacy v1 peer: it runs everything but VMs.
+// offers reports whether a node runs a workload type. A node that registered no types is a
+// legacy v1 peer: it runs everything but VMs.
 func offers(n *fsm.Node, kind string) bool { return n.Runs(kind) }
 
-// nodeIDKey is a label that every node carries without saying so.
+// nodeIDKey is a label that every node has implicitly.
 const nodeIDKey = "node.id"
 
 func labelOf(n *fsm.Node, key string) (string, bool) {
@@ -209,7 +209,7 @@ func tolerated(t fsm.Taint, tolerations []fsm.Taint) bool {
 	return false
 }
 
-// avoids reports whether a node asks, but does not insist, to be left alone.
+// avoids reports whether a node has a PreferNoSchedule taint that d does not tolerate.
 func avoids(d *fsm.Demand, n *fsm.Node) bool {
 	for _, t := range n.Facts.Taints {
 		if t.Effect == preferNoSchedule && !tolerated(t, d.Tolerations) {
@@ -219,9 +219,8 @@ func avoids(d *fsm.Demand, n *fsm.Node) bool {
 	return false
 }
 
-// room applies the filters that look at what is promised already: CPU, memory,
-// disk and host ports. It runs for every candidate, so it makes
-// nothing. It needs prepare before.
+// room applies the filters that depend on promised resources: CPU, memory, disk and host
+// ports. It runs for every candidate and allocates nothing. It needs prepare before.
 func (x *nodeIndex) room(d *fsm.Demand, s int32) filter {
 	h := &x.hot[s]
 	if d.CPU > 0 && d.CPU > h.freeCPU {
@@ -255,7 +254,7 @@ func (x *nodeIndex) room(d *fsm.Demand, s int32) filter {
 	return passes
 }
 
-// roomRejection names what room found.
+// roomRejection is the rejection for a result of room.
 func (x *nodeIndex) roomRejection(d *fsm.Demand, s int32, f filter) rejection {
 	r := rejection{filter: f}
 	switch f {
@@ -274,7 +273,7 @@ func (x *nodeIndex) roomRejection(d *fsm.Demand, s int32, f filter) rejection {
 
 func portText(p fsm.HostPort) string { return fmt.Sprintf("%d/%s", p.Port, p.Protocol) }
 
-// prepare points room at the pool and the ports of a demand.
+// prepare sets the storage pool and the host ports that room looks at.
 func (x *nodeIndex) prepare(v fsm.View, d *fsm.Demand) {
 	x.wantPool = anyPool
 	if d.Pool != "" {
@@ -286,7 +285,7 @@ func (x *nodeIndex) prepare(v fsm.View, d *fsm.Demand) {
 	}
 }
 
-// sentence is a rejection with its figures, for people.
+// sentence is a rejection in words, with figures.
 func (x *nodeIndex) sentence(v fsm.View, d *fsm.Demand, s int32, r rejection) string {
 	n := x.recs[s]
 	amount := func(what, unit string, need, total, used int64) string {
@@ -301,7 +300,7 @@ func (x *nodeIndex) sentence(v fsm.View, d *fsm.Demand, s int32, r rejection) st
 		return "the node is cordoned"
 	case wrongType:
 		if slices.Contains(n.Lacks, r.key) {
-			return "workload type: the node refused " + r.key + ", its runtime is not there; it is asked again when its agent has registered anew"
+			return "workload type: the node refused " + r.key + ", because its runtime is missing; it is tried again after the agent has registered again"
 		}
 		if len(n.Facts.Types) == 0 {
 			return "workload type: needs " + r.key + ", the node offers container, compose"
@@ -345,8 +344,8 @@ func (x *nodeIndex) sentence(v fsm.View, d *fsm.Demand, s int32, r rejection) st
 				return "host port " + r.key + " is held by " + w + " on " + at
 			}
 		}
-	case noGuard:
-		return "guard: on_lost_lease is stop, and the node has no guard process that stops it with the lease (self_fencing)"
+	case noFencer:
+		return "fencer: on_lost_lease is stop, and the node has no fencer that stops the workload when the lease ends (self_fencing)"
 	case stopping:
 		return "its former instance on " + r.key + " is not known to be gone"
 	}

@@ -10,15 +10,15 @@ const (
 	millisecond = int64(1_000_000)
 	second      = 1000 * millisecond
 
-	recheckAfter = 1 * second        // a step that proposed something is looked at again, even if nothing is heard
-	soon         = 100 * millisecond // a deadline that has passed but could not be served
-	explainEvery = 10 * second       // one workload's explanation changes its wording no more often
+	recheckAfter = 1 * second        // a step that proposed something is followed by another one after this, even without changes
+	soon         = 100 * millisecond // wait for a deadline that has passed but could not be served
+	explainEvery = 10 * second       // the explanation of one workload is reworded at most this often
 	minBackoff   = 250 * millisecond // no retry comes sooner
 	perCommand   = 1000              // items of one command
 	commandBytes = 192 << 10         // of the items of one command, so that it stays below a log batch
 )
 
-// DefaultTuning is what a leader uses that was told nothing.
+// DefaultTuning is used by a leader without settings.
 func DefaultTuning() Tuning {
 	return Tuning{
 		MissingGrace: 15 * second, FailureGrace: 120 * second,
@@ -45,9 +45,9 @@ func (t Tuning) withDefaults() Tuning {
 	return t
 }
 
-// Next plans one step. c may be nil or new: the step is the same, only slower.
-// The commands of a step are bounded by Tuning.MaxCommands items, its orders by
-// as many; if something remains, WakeAt is Now.
+// Next plans one step. c may be nil or new: the step is the same, only slower. A step has
+// at most Tuning.MaxCommands items in its commands and as many orders; if more remains to
+// be done, WakeAt is Now.
 func Next(w World, c *Cache) Step {
 	if c == nil {
 		c = NewCache()
@@ -60,8 +60,8 @@ func Next(w World, c *Cache) Step {
 		return p.finish()
 	}
 	c.pop(w.Now)
-	p.relieve()
-	p.review()
+	p.evictOvercommitted()
+	p.evictPass()
 	p.retryDue()
 	p.rollOut()
 	p.place()
@@ -75,8 +75,8 @@ func Next(w World, c *Cache) Step {
 type planner struct {
 	World
 	c    *Cache
-	left int  // items that still fit into this step
-	more bool // something did not fit
+	left int  // items that this step may still propose
+	more bool // the bound was met: another step must follow
 	step Step
 	at   int64 // earliest deadline so far, 0 = none
 
@@ -120,7 +120,7 @@ func (p *planner) note(action, workload, node, detail string) {
 	p.step.Why = append(p.step.Why, Note{Workload: workload, Node: node, Action: action, Detail: detail})
 }
 
-// wake asks for a step at a time; a time that has passed means soon.
+// wake asks for a step at a time. For a time that has passed, the step comes soon.
 func (p *planner) wake(at int64) {
 	if at == 0 {
 		return
@@ -163,8 +163,8 @@ func (p *planner) finish() Step {
 	return p.step
 }
 
-// chunked wraps items into as few commands as their size allows. Each item alone
-// is small: the longest are messages of agents, which the edge bounds.
+// chunked wraps items into as few commands as their size allows. Each item alone is
+// small: the longest fields are messages of agents, whose length the API bounds.
 func chunked[T interface{ SizeVT() int }](p *planner, items []T, body func(*commandv1.Command, []T)) {
 	for len(items) > 0 {
 		n, size := 0, 0

@@ -129,7 +129,7 @@ func TestAGuardedWorkloadMovesAfterTheBound(t *testing.T) {
 	w.node("plain")
 	w.apply("db", stop)
 	w.settle()
-	if got := w.get("db"); got.Node != "" || !strings.Contains(got.Reason.Message, "guard") {
+	if got := w.get("db"); got.Node != "" || !strings.Contains(got.Reason.Message, "fencer") {
 		t.Fatalf("on %q, %+v: a node without a guard must not get it, and the reason must say so", got.Node, got.Reason)
 	}
 	w.node("a", guard)

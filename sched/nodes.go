@@ -19,10 +19,10 @@ const (
 // maxClasses bounds the cached demand classes; at the limit all are dropped.
 const maxClasses = 512
 
-// nodeIndex holds every node in parallel arrays, indexed by slot. Slots follow
-// a hash of the node's id: the slots are the places of a ring, and among equals
-// a workload takes the first one clockwise from its own hash. So the choice does
-// not depend on the order in which nodes came, and equal nodes share the load.
+// nodeIndex holds every node in parallel arrays, indexed by slot. Slots are sorted by a
+// hash of the node's id and form a ring: among equal nodes a workload takes the first one
+// clockwise from its own hash. So the choice does not depend on the order of registration,
+// and equal nodes share the load.
 type nodeIndex struct {
 	policy Policy
 	seed   uint64
@@ -39,26 +39,26 @@ type nodeIndex struct {
 	workloads    []int32
 	hot          []hot
 
-	ready    bitset // may be given new work
+	ready    bitset // nodes that may get new work
 	unlisted filter // why a schedulable node may be missing from ready
 	nobody   bitset // never set
 
 	sizes    []size
-	added    []int64 // scratch: what the demand at hand adds, by size
+	added    []int64 // scratch: share that the present demand adds, by size
 	bySize   map[size]int32
 	shapes   []shape
 	byShape  map[string]int32
 	few      []string         // label keys with few values, sorted: part of a shape
 	poolIDs  map[string]int32 // pool names to small numbers
-	wantPool int32            // of the demand at hand: anyPool, or a pool's number
+	wantPool int32            // of the present demand: anyPool, or the number of a pool
 
 	classes map[string]*class
 
 	engines map[string][]int32
-	ports   map[fsm.HostPort]bitset // ports asked for so far: slots whose engine has them taken
+	ports   map[fsm.HostPort]bitset // for each port demanded so far, the slots whose engine has it taken
 
 	key   []byte   // scratch: class key
-	busy  []bitset // taken ports of the demand at hand, see prepare
+	busy  []bitset // taken ports of the present demand, see prepare
 	slots []int32  // scratch: slots that members fills
 }
 
@@ -67,12 +67,12 @@ type pool struct {
 	total, used int64 // GB
 }
 
-// hot is what the search reads of a node, together in one place.
+// hot holds the fields of a node that the search reads, next to each other in memory.
 type hot struct {
 	freeCPU, freeMem int64
 	freeDisk         int64  // of the first pool
 	firstPool        int32  // its number; noPools if there is none
-	members          int32  // scratch: members of the group at hand
+	members          int32  // scratch: members of the present group
 	load             uint32 // parts, see loadOf
 	shape            int32
 }
@@ -85,16 +85,16 @@ const (
 // size is a size class of nodes: totals rounded down to quarter powers of two.
 type size struct{ cpu, mem, disk int64 }
 
-// shape keeps the schedulable nodes of one size class, types, storage drivers,
-// taints and frequent labels sorted by load: a demand mostly may use all nodes of
-// a shape or none, so that a search does not wade through nodes it may not use.
+// shape holds the schedulable nodes with the same size class, types, storage drivers, taints
+// and common labels, sorted by load. Most demands may use all nodes of a shape or none, so
+// a search leaves out whole shapes.
 type shape struct {
 	size  int32
 	order order
 }
 
-// class is what the static filters (type, drivers, labels, constraints, taints)
-// say of every node for one kind of demand.
+// class is the result of the static filters (type, drivers, labels, constraints, taints)
+// for every node and one kind of demand.
 type class struct {
 	allowed bitset
 	avoid   bitset  // allowed, but with a PreferNoSchedule taint that is not tolerated
@@ -104,7 +104,7 @@ type class struct {
 	shunned []int32 // avoided, by shape
 }
 
-// Bounds of what makes a shape.
+// Bounds of shapes: most values of a label that is part of a shape, and most shapes.
 const (
 	fewValues = 8
 	maxShapes = 256
@@ -143,7 +143,7 @@ func newNodeIndex(v fsm.View, t Tuning) *nodeIndex {
 	x.hot = make([]hot, n)
 	x.few = fewLabels(x.recs)
 	x.ready, x.nobody = newBitset(n), newBitset(n)
-	x.unlisted = notUp // declared down in this very step
+	x.unlisted = notUp // marked down in the same step
 	for i, r := range x.recs {
 		s := int32(i)
 		x.slotOf[r.ID] = s
@@ -158,7 +158,7 @@ func newNodeIndex(v fsm.View, t Tuning) *nodeIndex {
 	return x
 }
 
-// setFacts fills what a node said of itself.
+// setFacts fills in the registered facts of a node.
 func (x *nodeIndex) setFacts(s int32, r *fsm.Node) {
 	x.recs[s] = r
 	x.cpu[s], x.mem[s], x.disk[s] = r.Facts.CPU, r.Facts.Memory, 0
@@ -246,7 +246,7 @@ func (x *nodeIndex) shapeOf(s int32) int32 {
 	return i
 }
 
-// setAlloc fills what is promised of a node.
+// setAlloc fills in the promised resources of a node.
 func (x *nodeIndex) setAlloc(s int32, a fsm.Alloc) {
 	x.usedCPU[s], x.usedMem[s], x.usedDisk[s] = a.CPU, a.Memory, 0
 	x.workloads[s] = int32(a.Workloads)
@@ -262,7 +262,7 @@ func (x *nodeIndex) setAlloc(s int32, a fsm.Alloc) {
 	x.weigh(s)
 }
 
-// weigh brings the hot figures of a node up to its totals and promises.
+// weigh computes the hot fields of a node from its totals and promises.
 func (x *nodeIndex) weigh(s int32) {
 	h := &x.hot[s]
 	h.freeCPU, h.freeMem = x.cpu[s]-x.usedCPU[s], x.mem[s]-x.usedMem[s]
@@ -286,8 +286,8 @@ func (x *nodeIndex) pool(s int32, name string) *pool {
 	return nil
 }
 
-// loadOf is the mean of the promised shares of CPU, memory and disk in parts,
-// over those that the node offers at all, plus a little for each workload.
+// loadOf is the mean promised share of CPU, memory and disk in parts, over the resources
+// that the node offers, plus perWorkload for each workload.
 func (x *nodeIndex) loadOf(s int32) uint32 {
 	var sum, n int64
 	add := func(used, total int64) {
@@ -305,7 +305,7 @@ func (x *nodeIndex) loadOf(s int32) uint32 {
 	return uint32(sum/n + int64(x.workloads[s])*perWorkload)
 }
 
-// list and unlist add a node to, and take it from, what may be given work.
+// list adds a node to those that may get new work; unlist removes it.
 func (x *nodeIndex) list(s int32) {
 	x.ready.set(s)
 	x.shapes[x.hot[s].shape].order.insert(x, s)
@@ -318,8 +318,8 @@ func (x *nodeIndex) unlist(s int32) {
 	}
 }
 
-// refresh reads one node again. It reports whether anything changed that a
-// placement could notice.
+// refresh reads one node again. It reports whether anything changed that matters to
+// placement.
 func (x *nodeIndex) refresh(v fsm.View, s int32) bool {
 	r, ok := v.Node(x.recs[s].ID)
 	if !ok {
@@ -367,7 +367,7 @@ func sameStatic(a, b *fsm.Node) bool {
 		slices.Equal(f.Labels, g.Labels) && slices.Equal(f.Taints, g.Taints) && f.SelfFencing == g.SelfFencing
 }
 
-// take promises (sign +1) or gives back (-1) a demand on a node within a step.
+// take promises a demand on a node (sign +1) or takes the promise back (-1), within a step.
 func (x *nodeIndex) take(d *fsm.Demand, s int32, sign int64) {
 	listed := x.ready.has(s)
 	o := &x.shapes[x.hot[s].shape].order
@@ -398,8 +398,8 @@ func (x *nodeIndex) take(d *fsm.Demand, s int32, sign int64) {
 	}
 }
 
-// portUse gives the slots where a host port is taken, asking the view about
-// every engine the first time.
+// portUse returns the slots where a host port is taken. The first time it asks the view
+// about every engine.
 func (x *nodeIndex) portUse(v fsm.View, p fsm.HostPort) bitset {
 	b, ok := x.ports[p]
 	if !ok {
@@ -459,7 +459,7 @@ func (x *nodeIndex) classOf(d *fsm.Demand) *class {
 	return c
 }
 
-// appendClassKey encodes what the static filters look at.
+// appendClassKey encodes the fields of a demand that the static filters read.
 func appendClassKey(b []byte, d *fsm.Demand) []byte {
 	str := func(s string) { b = append(append(b, s...), 0) }
 	str(d.Type)

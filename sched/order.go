@@ -5,13 +5,12 @@ import (
 	"sort"
 )
 
-// chunkSize is the most keys of a chunk; a full one splits in two.
+// chunkSize is the largest number of keys in a chunk; a larger chunk splits in two.
 const chunkSize = 128
 
-// order keeps slots sorted by load, then slot, in chunks of bounded size, so
-// that moving one slot costs the same however many there are. Each chunk knows
-// an upper bound of the free CPU and memory of its nodes, so that a search
-// passes over full nodes without looking at each.
+// order keeps slots sorted by load, then slot, in chunks of bounded size, so that the cost
+// of moving one slot does not grow with their number. Each chunk has an upper bound of the
+// free CPU and memory of its nodes, so that a search can leave out full chunks.
 type order struct {
 	chunks    []chunk
 	low, high int64 // loads of the first and last
@@ -40,7 +39,7 @@ func (o *order) seek(key uint64) (int, int) {
 	return c, i
 }
 
-// ends notes the lowest and highest load after a change.
+// ends updates the lowest and highest load after a change.
 func (o *order) ends() {
 	if n := len(o.chunks); n > 0 {
 		last := o.chunks[n-1].keys
@@ -92,7 +91,7 @@ func (o *order) remove(x *nodeIndex, s int32) {
 	if len(ch.keys) >= chunkSize/4 {
 		return
 	}
-	// A chunk that shrank joins a neighbour with room, so that chunks stay few.
+	// A small chunk is merged with a neighbour that has room.
 	for _, left := range [...]int{c - 1, c} {
 		if left >= 0 && left+1 < len(o.chunks) && len(o.chunks[left].keys)+len(o.chunks[left+1].keys) <= chunkSize/2 {
 			a, b := &o.chunks[left], &o.chunks[left+1]

@@ -6,9 +6,9 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// order tells nodes what they have not acknowledged: the present generation of
-// what they ought to have, and the end of what they ought not. Orders that are
-// on their way already are not given twice; nodes that are down get none.
+// order gives nodes the orders that they have not acknowledged: apply for the present
+// generation of their workloads, delete for their residuals. Outstanding orders are not
+// given again, and nodes that are down get none.
 func (p *planner) order() {
 	left := p.Tuning.MaxCommands
 	give := func(o Order) bool {
@@ -40,15 +40,15 @@ func (p *planner) order() {
 		}
 		p.State.Residuals(node, func(r *fsm.Residual) bool {
 			if p.done[r.Workload] {
-				return true // it may be on its way back there
+				return true // this step may place it there again
 			}
 			return give(Order{Op: OpDelete, Node: node, Workload: r.Workload, Generation: r.Generation})
 		})
 	}
 }
 
-// overdue says, once, of each deleted workload that a node does not let go in
-// time, and asks the node what it did.
+// overdue explains, once per workload, that a node has not carried out a delete in time,
+// and asks to read the tasks of its agent.
 func (p *planner) overdue(node string) {
 	if p.Tuning.DeleteTimeout <= 0 || p.State.Info().FeatureLevel < 5 {
 		return

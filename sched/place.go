@@ -11,22 +11,21 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Candidates are the nodes as a placement sees them, with what was placed since
-// they were taken.
+// Candidates are the nodes as a placement sees them, with the demands promised by Take.
 type Candidates struct {
 	c    *Cache
 	view fsm.View
 	id   string
 }
 
-// NodesOf takes the nodes of a view. It reads all of them once.
+// NodesOf returns the nodes of a view. It reads all of them once.
 func NodesOf(v fsm.View, t Tuning) Candidates {
 	c := &Cache{groups: map[string]*group{}, memberOf: map[string]membership{}}
 	c.nodes = newNodeIndex(v, t.withDefaults())
 	return Candidates{c: c, view: v}
 }
 
-// For says which workload is to be placed; among equal nodes its id decides.
+// For sets the workload to be placed; its id decides among equal nodes.
 func (n Candidates) For(workload string) Candidates {
 	n.id = workload
 	return n
@@ -42,9 +41,9 @@ func (n Candidates) Take(d fsm.Demand, node NodeID) bool {
 	return ok
 }
 
-// Place finds the best node for a demand among those that pass every filter; ""
-// if none does. The explanation carries the score, or counts the reasons.
-// Nothing is promised by it, see Take.
+// Place returns the best node for a demand of those that pass every filter; "" if none
+// does. The explanation has the score, or counts the reasons. It promises nothing, see
+// Take.
 func Place(d fsm.Demand, nodes Candidates) (NodeID, Explanation) {
 	q := nodes.c.find(nodes.view, nodes.id, &d)
 	if q.best < 0 {
@@ -70,8 +69,8 @@ func (c *Cache) find(v fsm.View, id string, d *fsm.Demand) query {
 	return q
 }
 
-// countMembers fills the scratch counts by slot and returns the slots used. The
-// workload itself is no member beside itself.
+// countMembers counts the other members of the group by slot, in hot.members, and returns
+// the slots that have any.
 func (c *Cache) countMembers(v fsm.View, id string, d *fsm.Demand) []int32 {
 	x := c.nodes
 	x.slots = x.slots[:0]
@@ -93,8 +92,8 @@ func (c *Cache) countMembers(v fsm.View, id string, d *fsm.Demand) []int32 {
 	return x.slots
 }
 
-// promise takes a demand in the arrays. The state does not know of it yet, so
-// the node is read again in the next step.
+// promise adds a demand to the arrays. The state does not have it yet, so the next step
+// reads the node again.
 func (c *Cache) promise(v fsm.View, id string, d *fsm.Demand, s int32) {
 	c.nodes.take(d, s, +1)
 	c.version++
@@ -107,12 +106,13 @@ func (c *Cache) promise(v fsm.View, id string, d *fsm.Demand, s int32) {
 	}
 }
 
-// place goes through what is pending, highest priority first. Each placement
-// sees the room that those before it took.
+// place places the pending workloads, highest priority first. Each placement sees the
+// demands of the earlier ones.
 //
-// While nothing has changed on the nodes, what found no node finds none: then
-// only the open ones are looked at, those that changed since or have something
-// left to say. As soon as one of them would move something, all are.
+// While the nodes are unchanged, a workload that found no node finds none again. Then only
+// the open workloads are evaluated: those that changed, or whose explanation is not
+// recorded yet. If one of them would be placed or would preempt, all pending workloads are
+// evaluated.
 func (p *planner) place() {
 	c := p.c
 	for _, id := range c.regrouped {
@@ -140,8 +140,8 @@ func (p *planner) place() {
 	}
 }
 
-// placeOpen looks at the open ones, in the order of Pending. It reports true,
-// having proposed nothing that moves a workload, when one of them would.
+// placeOpen evaluates the open workloads in the order of Pending. If one of them would be
+// placed or would preempt, it stops before that and reports true.
 func (p *planner) placeOpen(tried map[string]bool) bool {
 	c := p.c
 	var list []*fsm.Workload
@@ -166,13 +166,13 @@ func (p *planner) placeOpen(tried map[string]bool) bool {
 	return false
 }
 
-// wouldMove reports whether placeOne would assign a workload, or make room for it.
+// wouldMove reports whether placeOne would place a workload or preempt others for it.
 func (p *planner) wouldMove(w *fsm.Workload) bool {
 	if v := p.c.verdicts[w.ID]; v.of(w, p.c.version) {
 		return false
 	}
 	if w.Demand.Priority > 0 {
-		return true // it may push others aside
+		return true // it may preempt others
 	}
 	at, _, _, wait := p.former(w)
 	if wait != "" || at >= 0 {
@@ -181,7 +181,7 @@ func (p *planner) wouldMove(w *fsm.Workload) bool {
 	return !p.hopeless(w.Demand) && p.c.find(p.State, w.ID, w.Demand).best >= 0
 }
 
-// settled reports whether a pending workload needs no look until it or a node
+// settled reports whether a pending workload need not be evaluated until it or a node
 // changes.
 func (c *Cache) settled(w *fsm.Workload) bool {
 	v := c.verdicts[w.ID]
@@ -213,8 +213,8 @@ func (p *planner) placeOne(w *fsm.Workload) {
 			p.failed[string(p.key)] = true
 		}
 	}
-	// No node can take it. A message that only counts differently is not worth an
-	// entry in the log each time.
+	// No node can take it. A message in which only the counts differ is not committed each
+	// time.
 	said := true
 	summary := p.summary(w) // before room is made, which changes the counts
 	if w.Demand.Priority > 0 {
@@ -230,13 +230,13 @@ func (p *planner) placeOne(w *fsm.Workload) {
 		said = false
 	}
 	if w.Demand.Priority > 0 && len(p.done) > 0 {
-		said = false // what moves in this step was no candidate to make room, and may stay after all
+		said = false // workloads that move in this step were no candidates for preemption and may stay after all
 	}
 	c.verdicts[w.ID] = verdict{modified: w.ModifyIndex, version: c.version, said: said}
 }
 
-// hopeless reports whether an equal demand has failed with the nodes as they
-// are; it leaves the key of the demand in p.key.
+// hopeless reports whether an equal demand found no node at this version of the cache. It
+// leaves the key of the demand in p.key.
 func (p *planner) hopeless(d *fsm.Demand) bool {
 	if p.failed == nil || p.failedAt != p.c.version {
 		p.failed, p.failedAt = map[string]bool{}, p.c.version
@@ -245,8 +245,8 @@ func (p *planner) hopeless(d *fsm.Demand) bool {
 	return p.failed[string(p.key)]
 }
 
-// appendDemandKey encodes all that decides whether a demand finds a node; the
-// group only decides which.
+// appendDemandKey encodes everything that decides whether a demand finds a node. The group
+// only decides which node.
 func appendDemandKey(b []byte, d *fsm.Demand) []byte {
 	b = binary.AppendVarint(b, d.CPU)
 	b = binary.AppendVarint(b, d.Memory)
@@ -258,9 +258,9 @@ func appendDemandKey(b []byte, d *fsm.Demand) []byte {
 	return appendClassKey(append(b, 2), d)
 }
 
-// former looks at what other nodes may still run of a workload. It returns the
-// node that may simply keep it, or why it has to wait. A node that is down and
-// whose workload is not exclusive is not waited for.
+// former looks for other nodes that may still run a workload. It returns the node that may
+// keep it, or why the workload has to wait. Unless the workload is exclusive, nodes that
+// are down are not waited for.
 func (p *planner) former(w *fsm.Workload) (at int32, from *fsm.Residual, code, wait string) {
 	live := 0
 	p.State.ResidualsOf(w.ID, func(r *fsm.Residual) bool {
@@ -291,16 +291,16 @@ func bracketed(s string) string {
 	return " (" + s + ")"
 }
 
-// mayReturn reports whether a workload may go back to the node that has not let
-// go of it, which spares it a restart.
+// mayReturn reports whether a workload may go back to the node that still has it, which
+// saves a restart.
 func (p *planner) mayReturn(w *fsm.Workload, r *fsm.Residual) bool {
 	x := p.c.nodes
 	s, ok := x.slotOf[r.Node]
 	if !ok || w.Demand.Exclusive || !x.ready.has(s) {
 		return false
 	}
-	// Only a node that was lost or drained takes its own back: what made room for
-	// another, or did not fit beside one, must be gone before that can be judged.
+	// Only workloads that left a lost or drained node may return. A workload that was
+	// preempted or did not fit must be gone before its node is considered again.
 	if r.Reason != fsm.CodeNodeLost && r.Reason != fsm.CodeDraining {
 		return false
 	}
@@ -339,8 +339,8 @@ func (p *planner) assign(w *fsm.Workload, s int32, why string, own *fsm.Residual
 	p.note("Assign", w.ID, node, why)
 }
 
-// explain proposes a reason unless the record carries it. It reports whether it
-// would have to.
+// explain proposes a reason unless the record has it, and reports whether the record lacks
+// it.
 func (p *planner) explain(w *fsm.Workload, code, message string) bool {
 	if w.Reason.Code == code && w.Reason.Message == message {
 		return false
@@ -354,7 +354,7 @@ func (p *planner) explain(w *fsm.Workload, code, message string) bool {
 	return true
 }
 
-// summary is the counted message; equal demands share it.
+// summary is the message that counts the reasons; equal demands share it.
 func (p *planner) summary(w *fsm.Workload) string {
 	if p.tallies == nil || p.tallyAt != p.c.version {
 		p.tallies, p.tallyAt = map[string]string{}, p.c.version
@@ -404,7 +404,7 @@ func (t *tally) sort() {
 	})
 }
 
-// reject gives the first filter that a node fails.
+// reject returns the first filter that a node fails.
 func (x *nodeIndex) reject(d *fsm.Demand, s int32) rejection {
 	if !x.ready.has(s) {
 		if r := readiness(x.recs[s]); r.filter != passes {

@@ -2,11 +2,10 @@ package sched
 
 import "github.com/persys/compute/fsm"
 
-// awaitPort reports whether an order waits because one of its host ports is still
-// bound, or may be, by what is on its way out: an agent that was told now would
-// fail for good. Those who keep a port that others want are not waited for, see
-// mustLeave. Of workloads that wait for one another in a circle the one that
-// changed last leaves its node, which frees what it binds.
+// awaitPort reports whether an order must wait because a workload that is leaving the node
+// may still bind one of its host ports: given now, the order would fail for good. A
+// workload that keeps its port is not waited for, see mustLeave. If workloads wait for one
+// another in a circle, the one that changed last leaves its node, which frees its ports.
 func (p *planner) awaitPort(w *fsm.Workload) bool {
 	by, port := p.portBlock(w)
 	if by == "" {
@@ -23,8 +22,8 @@ func (p *planner) awaitPort(w *fsm.Workload) bool {
 	return true
 }
 
-// portBlock names the first other workload that holds a host port of an order
-// which is to be given, "" if none does.
+// portBlock returns the first other workload that holds a host port of an order that is to
+// be given; "" if there is none.
 func (p *planner) portBlock(w *fsm.Workload) (by string, port fsm.HostPort) {
 	if len(w.Demand.Ports) == 0 || w.Desired != fsm.DesiredRunning || w.Acknowledged || w.Node == "" {
 		return "", fsm.HostPort{}
@@ -41,11 +40,11 @@ func (p *planner) portBlock(w *fsm.Workload) (by string, port fsm.HostPort) {
 	return "", fsm.HostPort{}
 }
 
-// maxCircle bounds how many workloads are looked at to find a circle.
+// maxCircle bounds the workloads that are followed to find a circle.
 const maxCircle = 64
 
-// lastInCircle reports whether whoever w waits for waits, in the end, for w, and w
-// changed last of them.
+// lastInCircle reports whether w is in a circle of workloads that wait for one another and
+// changed last of them. by is the workload that w waits for.
 func (p *planner) lastInCircle(w *fsm.Workload, by string) bool {
 	last := true
 	for range maxCircle {

@@ -8,16 +8,16 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// roomPatience is for how long the room of what is on its way out is waited for before more is evicted.
+// roomPatience is how long the resources of leaving workloads are waited for before more
+// workloads are evicted.
 const roomPatience = 120 * second
 
-// preempt makes room for a workload that fits nowhere and has a priority above
-// zero: first by waiting for a node on which enough is on its way out already,
-// else by evicting workloads of strictly lower priority from one node: the
-// lowest priorities, then the fewest. A node may never let go, so another one is
-// made room on when that has taken too long, which is twice as long each time.
-// Either way the room is kept free, in this step and, because higher priorities
-// are placed first, in the next ones. It returns the node, "" if there is none.
+// preempt makes room for a workload with a priority above zero that fits nowhere. If enough
+// workloads are leaving a node already, it waits for that node. Otherwise it evicts
+// workloads of strictly lower priority from one node: the lowest priorities, then the
+// fewest. If a node does not release the resources in time, another node is tried; the
+// wait doubles each time. The room stays reserved in this step and, because higher
+// priorities are placed first, in the next ones. It returns the node, "" if there is none.
 func (p *planner) preempt(w *fsm.Workload) NodeID {
 	d, x := w.Demand, p.c.nodes
 	if d.Priority <= 0 {
@@ -44,11 +44,12 @@ func (p *planner) preempt(w *fsm.Workload) NodeID {
 	return node
 }
 
-// awaited is the best of the nodes on which enough is on its way out already, and until when that is waited for.
+// awaited returns the best node from which enough workloads are leaving already, and until
+// when it is waited for.
 func (p *planner) awaited(d *fsm.Demand, at uint64) (best plan, until int64) {
 	best.slot = -1
-	var newest int64 // of what is on its way out there
-	made := 0        // nodes on which room was made for a priority before
+	var newest int64 // latest eviction from such nodes
+	made := 0        // nodes from which workloads were preempted before
 	for _, node := range p.c.leaving.sorted() {
 		s, ok := p.c.nodes.slotOf[node]
 		if !ok || p.State.Alloc(node).Residuals == 0 {
@@ -71,7 +72,7 @@ func (p *planner) awaited(d *fsm.Demand, at uint64) (best plan, until int64) {
 	return best, newest + roomPatience<<min(max(made-1, 0), 10)
 }
 
-// cheapest is the node whose eviction hurts least.
+// cheapest returns the best node to evict workloads from.
 func (p *planner) cheapest(d *fsm.Demand, at uint64) (best plan) {
 	best.slot = -1
 	for i := range p.c.nodes.recs {
@@ -90,7 +91,7 @@ type plan struct {
 	dist    uint64
 }
 
-// improve takes the plan that hurts less.
+// improve keeps the better of two plans: lower priorities, then fewer workloads.
 func (b *plan) improve(c plan) {
 	if b.slot < 0 || cmp.Or(
 		cmp.Compare(c.worst(), b.worst()),
@@ -110,8 +111,10 @@ func (b *plan) worst() int64 {
 	return worst
 }
 
-// clear looks for the least to evict from a node, if something may be, so that a demand fits once that
-// and what is on its way out is gone. Where something is evicted, nothing is hoped of what is on its way for too long.
+// clear returns the smallest set of workloads to evict from a node so that a demand fits
+// once they and the leaving workloads are gone. With evict false the set must be empty.
+// With evict true, workloads that have been leaving for longer than roomPatience do not
+// count as gone.
 func (p *planner) clear(d *fsm.Demand, s int32, evict bool) (plan, bool) {
 	x := p.c.nodes
 	n := x.recs[s]
@@ -155,7 +158,7 @@ func (p *planner) clear(d *fsm.Demand, s int32, evict bool) (plan, bool) {
 			return plan{}, false
 		}
 		if h, ok := p.State.Workload(holder); ok && h.Node == on && h.Wants(port) {
-			holders = append(holders, holder) // else it lets go of it by itself
+			holders = append(holders, holder) // any other holder is leaving
 		}
 	}
 	if enough() && len(holders) == 0 {
@@ -202,7 +205,7 @@ func (p *planner) clear(d *fsm.Demand, s int32, evict bool) (plan, bool) {
 	if !enough() {
 		return plan{}, false
 	}
-	// The last ones may have made some of the first unnecessary.
+	// Later victims may have made earlier ones unnecessary.
 	for i := len(victims) - 1; i >= 0; i-- {
 		v := victims[i]
 		if free(v.Demand, -1); !must(v) && enough() {

@@ -10,8 +10,8 @@ import (
 
 const portConflict = "PORT_BIND_CONFLICT"
 
-// permanent gives, for failure classes that no retry can help (contract,
-// semantics section 9), what the user has to change.
+// permanent reports whether a failure class is permanent, so that no retry can help
+// (contract, semantics section 9). advice says what the user has to change.
 func permanent(code string) (advice string, ok bool) {
 	switch code {
 	case "INVALID_IMAGE":
@@ -28,12 +28,14 @@ func permanent(code string) (advice string, ok bool) {
 	return "", false
 }
 
-// retry judges one workload on a node that is up. The reconcile table (contract,
-// semantics section 5; TestReconcileTable) says that a workload which ought to run
-// and is Failed, Stopped or Missing is applied again; a missing one only after
-// MissingGrace, so that its agent may repair it first. One that its node accepted
-// and that does not get there in time has failed as well. Reports about a former
-// generation prove nothing.
+// retry evaluates one workload on a node that is up, by the reconcile table (contract,
+// semantics section 5; TestReconcileTable):
+//
+//   - a workload that should run and is Failed or Stopped is applied again;
+//   - a Missing one is applied again after MissingGrace, so that its agent may repair it
+//     first;
+//   - an accepted one that does not run in time has failed;
+//   - reports about a former generation do not count.
 func (p *planner) retry(w *fsm.Workload) (acted bool, due int64) {
 	if w.Desired == fsm.DesiredStopped {
 		return p.stop(w)
@@ -66,10 +68,9 @@ func (p *planner) retry(w *fsm.Workload) (acted bool, due int64) {
 	return p.failure(w, late)
 }
 
-// stop judges one workload that is to be stopped and whose node accepted that. One
-// that runs on because stopping it failed, or was refused, is ordered to stop
-// again, as is one that is not stopped in time; what is Stopped, Missing or Failed
-// does not run, and is left alone.
+// stop evaluates one workload that is to be stopped and whose node accepted the order. The
+// stop is ordered again if it failed, was refused, or takes too long. A workload that is
+// Stopped, Missing or Failed does not run and needs nothing.
 func (p *planner) stop(w *fsm.Workload) (acted bool, due int64) {
 	if !w.Acknowledged || w.Retry.Terminal || w.Retry.NextAt != 0 {
 		return false, 0
@@ -87,15 +88,15 @@ func (p *planner) stop(w *fsm.Workload) (acted bool, due int64) {
 	return p.failure(w, true)
 }
 
-// stopped reports whether the node of w has said that the present order left
-// nothing of it running.
+// stopped reports whether the node of w has reported, about the present order, that w does
+// not run.
 func stopped(w *fsm.Workload) bool {
 	state := w.Actual.State
 	return w.Acknowledged && w.Actual.Generation == w.Generation &&
 		(state == fsm.ActualStopped || state == fsm.ActualMissing || state == fsm.ActualFailed)
 }
 
-// failure proposes what follows from one failure.
+// failure counts one failure and proposes the next try, or to give up.
 func (p *planner) failure(w *fsm.Workload, late bool) (acted bool, due int64) {
 	if !p.spend() {
 		return true, 0
@@ -117,7 +118,7 @@ func (p *planner) failure(w *fsm.Workload, late bool) (acted bool, due int64) {
 	return true, 0
 }
 
-// deadline is when an accepted workload must have got there, 0 = there is none.
+// deadline is when an accepted workload must have reached its desired state; 0 = never.
 func (p *planner) deadline(w *fsm.Workload) int64 {
 	limit := p.Tuning.applyLimit(w)
 	if limit <= 0 {
@@ -125,7 +126,7 @@ func (p *planner) deadline(w *fsm.Workload) int64 {
 	}
 	since := w.AcknowledgedAt
 	if since == 0 {
-		since = w.UpdatedAt // nobody noted it: late, never early
+		since = w.UpdatedAt // the time of acceptance is unknown: late rather than early
 	}
 	return since + limit
 }
@@ -137,7 +138,7 @@ func (t *Tuning) applyLimit(w *fsm.Workload) int64 {
 	return t.ApplyTimeout
 }
 
-// forgive ends the count of failures of what has run for FailureGrace.
+// forgive resets the failures of a workload that has run for FailureGrace.
 func (p *planner) forgive(w *fsm.Workload) (acted bool, due int64) {
 	if at := w.Retry.StableSince + p.Tuning.FailureGrace; at > p.Now {
 		return false, at
@@ -151,10 +152,10 @@ func (p *planner) forgive(w *fsm.Workload) (acted bool, due int64) {
 	return true, 0
 }
 
-// backoff counts one failure: full jitter over an exponentially growing bound,
-// at most MaxAttempts times. Within FailureGrace of the first failure the last
-// attempt is held back. A stop is never given up: once its attempts are used up,
-// that is said, and it is tried every RetryMax.
+// backoff counts one failure and draws the wait before the next attempt: full jitter over
+// an exponentially growing bound. After MaxAttempts the workload is given up, but not
+// within FailureGrace of its first failure. A stop is never given up: once its attempts
+// are used up, its reason says so and it is ordered again every RetryMax.
 func (p *planner) backoff(w *fsm.Workload, late bool) *commandv1.Retry {
 	stops := w.Desired == fsm.DesiredStopped
 	what := string(w.Actual.State) + prefixed(": ", w.Actual.Code) + prefixed(": ", w.Actual.Message)
@@ -202,10 +203,9 @@ func (p *planner) backoff(w *fsm.Workload, late bool) *commandv1.Retry {
 	return r
 }
 
-// portLeaves reports whether a host port could not be bound because of something
-// that is on its way out, which came to light only after the order: its agent was
-// told before it had told what it had left. What was left behind may bind other ports
-// than the last order of its workload names.
+// portLeaves reports whether a host port could not be bound because of a workload that is
+// leaving the node and that was not known when the order was given. A workload that was
+// left behind may bind other ports than its latest specification names.
 func (p *planner) portLeaves(w *fsm.Workload) bool {
 	if w.Actual.Code != portConflict {
 		return false
@@ -229,8 +229,8 @@ func (p *planner) portLeaves(w *fsm.Workload) bool {
 	return found
 }
 
-// jitter draws evenly from [minBackoff, min(RetryMax, RetryBase·2^(n−1))] by a
-// hash, so that the same step always draws the same.
+// jitter draws evenly from [minBackoff, min(RetryMax, RetryBase·2^(n−1))]. It draws by a
+// hash, so that the same step always gives the same wait.
 func (p *planner) jitter(w *fsm.Workload, n int32) int64 {
 	bound := p.Tuning.RetryMax
 	if shift := n - 1; shift < 30 && p.Tuning.RetryBase <= bound>>shift {
@@ -241,8 +241,8 @@ func (p *planner) jitter(w *fsm.Workload, n int32) int64 {
 	return max(minBackoff, int64(share*float64(bound)))
 }
 
-// retryDue sends the orders whose backoff has ended. A workload on a node that
-// is down waits for the node.
+// retryDue gives the orders whose backoff has ended again. A workload on a node that is
+// down waits for the node.
 func (p *planner) retryDue() {
 	p.State.RetryDue(math.MaxInt64, func(w *fsm.Workload) bool {
 		if w.Retry.NextAt > p.Now {

@@ -8,27 +8,27 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Weights of what is not load, in parts of a node. One member of the same group
-// counts like half a node's load, so it yields only to large differences.
+// Weights of the other parts of a score, in parts of a node. One member of the same group
+// counts like half a node of load, so only a large difference in load outweighs it.
 const (
 	perMember = whole / 2
 	perAvoid  = whole / 2
 )
 
-// smallClass is up to how many candidates are looked at one by one.
+// smallClass is the number of candidates up to which each one is looked at.
 const smallClass = 192
 
 // Score is a node's score for one demand, in millionths of a node; the lowest
 // total wins. Equal totals are settled by a hash of workload and node.
 type Score struct {
-	Load  int64 // promised already: mean share of CPU, memory and disk
-	Added int64 // what the demand adds, on a machine of this size class
+	Load  int64 // mean promised share of CPU, memory and disk
+	Added int64 // share that the demand adds, on a node of this size class
 	Group int64 // members of the same group on the node, half a node each
 	Taint int64 // PreferNoSchedule taints that are not tolerated, half a node
 	Total int64
 }
 
-// query is one placement at work.
+// query is one search for the best node.
 type query struct {
 	x    *nodeIndex
 	d    *fsm.Demand
@@ -52,9 +52,9 @@ func (x *nodeIndex) query(v fsm.View, id string, d *fsm.Demand) query {
 	return q
 }
 
-// added is the share of a node of this size that a demand takes, by the same
-// mean as loadOf; the representative of the size class stands for the node, so
-// that nodes of one class keep their order by load.
+// added is the mean share that a demand takes of a node of this size, computed as in
+// loadOf. The size class stands for the node, so that the nodes of one class keep their
+// order by load.
 func (z *size) added(d *fsm.Demand) int64 {
 	var sum, n int64
 	add := func(need, total int64) {
@@ -72,8 +72,8 @@ func (z *size) added(d *fsm.Demand) int64 {
 	return sum / n
 }
 
-// base turns load into a score by policy. A node without any totals comes last
-// under either.
+// base turns load into a score by policy. Under either policy a node without totals comes
+// last.
 func (x *nodeIndex) base(load int64) int64 {
 	switch {
 	case x.policy != BinPack:
@@ -84,7 +84,7 @@ func (x *nodeIndex) base(load int64) int64 {
 	return 3*noTotals - load
 }
 
-// scoreOf gives a node's score with its parts.
+// scoreOf returns the score of a node with its parts.
 func (x *nodeIndex) scoreOf(d *fsm.Demand, s int32) Score {
 	h := &x.hot[s]
 	sc := Score{Load: int64(h.load), Added: x.sizes[x.shapes[h.shape].size].added(d)}
@@ -96,7 +96,7 @@ func (x *nodeIndex) scoreOf(d *fsm.Demand, s int32) Score {
 	return sc
 }
 
-// offer takes a node as the best so far if it is.
+// offer keeps a node if it is the best so far.
 func (q *query) offer(s int32, score int64) {
 	dist := q.x.ring[s] - q.at
 	if score < q.score || score == q.score && (dist < q.dist || dist == q.dist && s < q.best) {
@@ -147,8 +147,8 @@ func (q *query) plainScore(s int32) int64 {
 	return q.x.base(int64(h.load) + q.x.added[q.x.shapes[h.shape].size])
 }
 
-// pinned returns the nodes that a demand names, if it names any: such demands
-// differ too much to be worth a class.
+// pinned returns the nodes that a demand names by node.id. Such demands get no class: each
+// would have its own.
 func pinned(d *fsm.Demand) ([]string, bool) {
 	for i := range d.Constraints {
 		if c := &d.Constraints[i]; c.Key == nodeIDKey && (c.Op == "=" || c.Op == "in") {
@@ -158,12 +158,13 @@ func pinned(d *fsm.Demand) ([]string, bool) {
 	return nil, false
 }
 
-// among searches the nodes in mask and not in except that have no members.
-// inShape says how many of them each shape has.
+// among searches the nodes in mask and not in except that have no members of the group.
+// inShape counts them by shape.
 func (q *query) among(mask, except bitset, count int, inShape []int32, extra int64) {
 	x := q.x
 	if count > smallClass {
-		// The most promising shape first, so that most others end at once.
+		// Search the shape with the best possible score first, so that most others can be
+		// left out.
 		first, best := -1, int64(math.MaxInt64)
 		for i, n := range inShape {
 			if n > 0 {
@@ -269,15 +270,15 @@ func (q *query) candidate(s int32, mask, except bitset) (ok, tight bool) {
 	return f == passes, f == shortCPU || f == shortMemory
 }
 
-// tied finds, among the nodes of exactly the load of key, the first clockwise
-// from the workload's place on the ring. The one in key passes.
+// tied returns, of the nodes with exactly the load of key, the first one clockwise from
+// the workload's place on the ring. The node of key passes the filters.
 func (q *query) tied(o *order, key uint64, mask, except bitset) int32 {
 	load := uint32(key >> 32)
 	first := slotIn(key)
 	if s, ok := q.walk(o, orderKey(load, q.from), load, mask, except); ok {
 		return s
 	}
-	// Nobody from there to the top of the ring: begin at the bottom.
+	// None from there to the end of the ring: continue at its start.
 	if s, ok := q.walk(o, orderKey(load, 0), load, mask, except); ok {
 		return s
 	}

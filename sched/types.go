@@ -16,7 +16,7 @@ const (
 	BinPack Policy = "binpack"
 )
 
-// Tuning is what the leader's operator may set. Durations are nanoseconds.
+// Tuning holds the settings of the planner. Durations are nanoseconds.
 type Tuning struct {
 	Policy           Policy
 	UnavailableGrace int64 // extra wait after a lease ends (SCHEDULER_NODE_UNAVAILABLE_GRACE)
@@ -24,10 +24,10 @@ type Tuning struct {
 	RetryBase        int64 // first backoff bound, 5 s
 	RetryMax         int64 // largest backoff bound, 2 min
 	MaxAttempts      int32 // default attempts, 5
-	FailureGrace     int64 // attempts stay below the last one for this long after the first failure, and failures count until a workload has run for this long, 2 min
-	ApplyTimeout     int64 // an accepted container or project has this long to get there, 45 s; 0 = for ever
-	VMApplyTimeout   int64 // an accepted VM has, 4 min; 0 = for ever
-	DeleteTimeout    int64 // a node has this long to let a deleted workload go before that is said, 1 min; 0 = for ever
+	FailureGrace     int64 // 2 min; no workload is given up earlier than this after its first failure, and its failures are forgotten once it has run this long
+	ApplyTimeout     int64 // from acceptance to running or stopped, for containers and Compose projects, 45 s; 0 = no limit
+	VMApplyTimeout   int64 // the same for VMs, 4 min; 0 = no limit
+	DeleteTimeout    int64 // a delete that takes longer gets the reason DeleteTimeout, 1 min; 0 = never
 	Seed             uint64
 	MaxCommands      int // items per step, 0 = 4096
 }
@@ -41,14 +41,14 @@ type Liveness interface {
 	Expired(now int64, fn func(node NodeID, lastHeartbeat int64) bool)
 	// NextExpiry is the earliest lease end of the nodes the state holds Up; 0 if none.
 	NextExpiry() int64
-	// Returned calls fn for each node that the state holds down and that has been
-	// heard, with a valid lease, since.
+	// Returned calls fn for each node that the state holds down and that has a valid
+	// lease from a later heartbeat.
 	Returned(now int64, fn func(node NodeID, lastHeartbeat int64) bool)
-	// DownSince is since when this leader knows, by its own clock, that a node is down; 0 if
-	// it does not know it to be.
+	// DownSince is since when this leader has known a node to be down, by its own clock;
+	// 0 for other nodes.
 	DownSince(node NodeID) int64
-	// Outstanding reports whether this very order is queued, in flight or waiting
-	// out a delivery backoff, and so must not be given again.
+	// Outstanding reports whether this order or a newer one for the same workload is
+	// queued, in flight or in a delivery backoff; then it must not be given again.
 	Outstanding(o Order) bool
 }
 
@@ -100,8 +100,8 @@ type Step struct {
 	Why       []Note
 }
 
-// Inquiry asks for what an agent did about a workload that it was too late with,
-// to be kept with the record. It changes nothing by itself, and may be lost.
+// Inquiry asks to read the tasks of an agent about a workload that missed its deadline,
+// so that they are kept with the record. It changes nothing by itself, and may be lost.
 type Inquiry struct {
 	Node     NodeID
 	Workload string
@@ -129,13 +129,15 @@ type Heartbeat struct {
 	ForwardedBy string
 }
 
-// NodeUsage is what is in use on a machine, whoever uses it; as WorkloadUsage, for people.
+// NodeUsage is the measured use of a machine. It is shown to people; the planner does not
+// read it.
 type NodeUsage struct {
 	CPU, Memory, Disk    int64 // millicores, MiB, GB
 	NetReceived, NetSent int64 // bytes since the machine started
 }
 
-// WorkloadUsage is what one workload uses, as its node measured it: nothing is planned by it.
+// WorkloadUsage is the measured use of one workload. It is shown to people; the planner
+// does not read it.
 type WorkloadUsage struct {
 	Workload             string
 	Type, Source         string
