@@ -131,7 +131,7 @@ func (m *machine) now() time.Time { return m.time(m.w.now) }
 
 func (m *machine) settings() core.Settings {
 	return core.Settings{
-		Node: m.id, Fencer: m.w.has(Guards), Concurrency: 32, StopGrace: 30 * time.Second,
+		Node: m.id, Fencer: m.w.has(Fencers), Concurrency: 32, StopGrace: 30 * time.Second,
 		Policy: core.Policy{Base: 5 * time.Second, Max: 2 * time.Minute, Limit: 3, Stable: 30 * time.Second},
 	}
 }

@@ -11,9 +11,9 @@ const (
 	sec = int64(time.Second)
 )
 
-// proc is something that can be paused and can die: a replica, an agent, a
-// machine. Events of a life that has ended are dropped, events of a paused one
-// wait in order.
+// proc is a process that can be paused and killed: a replica, an agent or a machine. A
+// restart begins a new life: events of former lives are dropped. Events of a paused
+// process wait for its end, in order.
 type proc struct {
 	name   string
 	alive  bool
@@ -46,7 +46,7 @@ func (h *events) Pop() any {
 	return e
 }
 
-// clock is the virtual time, its one source of randomness, and what is to come.
+// clock is the virtual time, the only source of randomness, and the queue of events.
 type clock struct {
 	now    int64 // Unix nanoseconds
 	rng    *rand.Rand
@@ -55,7 +55,8 @@ type clock struct {
 	events int
 }
 
-// after runs fn in d, in the life that p (nil: nobody) has now.
+// after runs fn in d nanoseconds, unless the present life of p has ended by then. p may be
+// nil.
 func (c *clock) after(d int64, p *proc, fn func()) {
 	e := &event{at: c.now + max(d, 0), p: p, fn: fn}
 	c.seq++
@@ -66,7 +67,7 @@ func (c *clock) after(d int64, p *proc, fn func()) {
 	heap.Push(&c.queue, e)
 }
 
-// next runs one event; false means that there is none before until.
+// next runs one event; false means that none is due by until.
 func (c *clock) next(until int64) bool {
 	for len(c.queue) > 0 && c.queue[0].at <= until {
 		e := heap.Pop(&c.queue).(*event)

@@ -16,32 +16,37 @@
 //   - The leader's loop is the scheduler's own control.Term: leases, dispatcher,
 //     reports, Confirms, planning and drift detection. Only time, the log and the
 //     network around it are modelled. In some runs the bounds of its queues are small.
-//   - An agent is the real core (agent/core): its fences, its work, its reports and its side of the
-//     conversation with the fencer. Its session, its engine and its disk are modelled. With AgentCrash
-//     the process may die between any two effects of a step after an answer, so an order that is
-//     answered before it is stored is found.
-//   - Clocks: every replica has an offset, every machine an offset and a drift. A
-//     pause of a leader lets the clock run on, so leaving out its shift breaks
-//     nothing here.
+//   - An agent is the real core (agent/core): its fences, its work, its reports and its
+//     side of the exchange with the fencer. Session, engine and disk are modelled. With
+//     AgentCrash the process may die between any two effects of a step after an answer, so
+//     an order that is answered before it is stored is found.
+//   - Clocks: every replica has an offset, every machine an offset and a drift. A paused
+//     leader's clock runs on.
+//   - Fencers (the fault Fencers) run the real decisions of agent/fencer/lease on the clock
+//     of their machine. Which of the two acts, or whether a supervisor had to start one
+//     first, is a drawn delay. The death of fencers is not modelled: their own tests and
+//     e2e cover it.
 //
-// A world at rest is made to differ from the state (drift.go): an orphan, a disappearance
-// and another revision must each come on record and be closed once repaired. Drift, StopTrouble (stops
-// that are refused, forgotten or not carried out) and Rollouts (groups that are updated a few members at
-// a time) are not part of AllFaults, because the committed seeds were drawn without them.
+// # What is checked
+//
+// At every event: the promises of the oracle (oracle.go), the invariants of the state
+// (State.Check) and of the leader (Term.Check), the same digest on all replicas, the same
+// plan with and without the cache, and for every order that sets out (leader.go): a recent
+// Confirm, one order in flight per workload, and the bounds of flights. After the faults
+// the world must come to rest: every workload as desired, no residual, no new entries.
+//
+// Some kinds of faults are not in AllFaults, so that they do not change the draws of
+// committed seeds: Drift (drift.go), StopTrouble, Fencers and Rollouts (rollouts.go). Each
+// has a test of its own.
 //
 // # Running it
 //
-// go test ./sim runs some hundred seeds. SIM_SEEDS=5000 runs more, SIM_FROM says
-// where to begin, SIM_LIMIT after how many violations to stop; SIM_RAW=1 leaves
-// out shrinking. A violation prints its seed, a smaller set of faults that breaks
-// the same promise, and the last lines of the trace about the workload and node.
-// testdata/seeds.txt holds the seeds that once failed, and what is known.
+// go test ./sim runs some hundred seeds. SIM_SEEDS=5000 runs more, SIM_FROM is the first
+// seed, and the run stops after SIM_LIMIT violations. SIM_RAW=1 skips shrinking. A
+// violation prints its seed, a smaller set of faults that breaks the same promise, and the
+// last lines of the trace about the workload and node. testdata/seeds.txt holds the seeds
+// that once failed, and why.
 //
-// Fencers (Guards) are the real lease.Step on the clock of their machine. One State stands for both
-// fencers of a node; which of the two acts, or whether a supervisor starts another one first, is a delay
-// that is drawn. Deaths of fencers are not modelled: tests of agent/fencer and e2e show that one of them
-// acts in time.
-//
-// Not modelled: legacy v1 peers of protocol 0, engines shared by two agents,
-// changes of a workload's type.
+// Not modelled: legacy v1 peers of protocol 0, engines shared by two agents, changes of a
+// workload's type.
 package sim

@@ -41,14 +41,14 @@ func (m *machine) listed() (out []sched.Reported) {
 	return out
 }
 
-// injected is a difference that the world was given.
+// injected is a difference that was made on purpose.
 type injected struct {
 	node, workload, kind string
 	generation           fsm.Generation // of the workload then
 }
 
-// drift makes a world at rest differ, and waits until each difference was on
-// record and none is left. Orphans that the faults left are decided here, too.
+// drift makes nodes differ from the state, and waits until each difference was recorded and
+// all are closed. Orphans that the faults left are deleted too.
 func (w *world) drift() {
 	w.tracef("", "", "nodes begin to differ from the state")
 	from := w.truth.Info().EventSeq
@@ -67,7 +67,7 @@ func (w *world) drift() {
 	for _, x := range made {
 		detected, resolved := w.recorded(from, x)
 		now, _ := w.truth.Workload(x.workload)
-		// A complete heartbeat may tell of it first, and end it.
+		// A complete heartbeat may report and repair it before a comparison finds it.
 		healed := now != nil && now.Generation != x.generation
 		switch {
 		case !detected && !healed:
@@ -132,7 +132,7 @@ func (w *world) inject() (out []injected) {
 	return out
 }
 
-// decide is the person who deletes orphans.
+// decide is the operator who deletes orphans.
 func (w *world) decide() {
 	w.truth.Drifts("", func(d *fsm.Drift) bool {
 		if d.Type == fsm.DriftOrphan && d.Action == fsm.ActionInvestigate && !w.users.decided[d.Node+"/"+d.Workload] {
@@ -146,7 +146,7 @@ func (w *world) decide() {
 	})
 }
 
-// recorded says whether a difference came on record since an event, and was closed.
+// recorded reports whether a difference was recorded after an event, and closed.
 func (w *world) recorded(from uint64, x injected) (detected, resolved bool) {
 	w.truth.Events(from, func(e *fsm.Event) bool {
 		if e.Node == x.node && e.Workload == x.workload && e.Reason == x.kind {

@@ -2,7 +2,7 @@ package sim
 
 import "github.com/persys/compute/agent/driver"
 
-// trouble makes something go wrong, over and over.
+// trouble injects drawn faults until the world is calm.
 func (w *world) trouble() {
 	if w.calm {
 		return
@@ -23,7 +23,7 @@ func (w *world) trouble() {
 		r = w.replicas[l]
 	}
 	long := w.between(500, 20000) * ms
-	if w.has(Guards) && kind&(AgentCrash|AgentPause) != 0 && w.chance(400) {
+	if w.has(Fencers) && kind&(AgentCrash|AgentPause) != 0 && w.chance(400) {
 		long *= 5 // past the lease and all that is waited for after it
 	}
 	switch kind {
@@ -53,7 +53,7 @@ func (w *world) trouble() {
 	case PowerLoss, Reinstall:
 		m.off()
 		if kind == Reinstall {
-			w.sentence(m, "fence "+m.id, fence(m.id)) // who wipes a machine says that nothing of it runs
+			w.sentence(m, "fence "+m.id, fence(m.id)) // the operator who reinstalls a machine fences it
 		}
 		back := long
 		switch {
@@ -89,8 +89,8 @@ func (w *world) trouble() {
 	}
 }
 
-// revive brings a machine back. One that an operator took for dead stays off
-// until that is said and done, and comes back empty.
+// revive brings a machine back. A machine that an operator has fenced or removed stays off
+// until that command is answered, and comes back empty.
 func (w *world) revive(m *machine, wiped bool) {
 	switch {
 	case m.power.alive:
@@ -101,7 +101,7 @@ func (w *world) revive(m *machine, wiped bool) {
 	}
 }
 
-// cutLinks parts a node from some replicas or all, one way or both.
+// cutLinks cuts the links between a node and some or all replicas, one way or both.
 func (w *world) cutLinks(m *machine, d int64) {
 	all, way := w.chance(600), w.rng.IntN(3)
 	var mended []func()
@@ -126,7 +126,7 @@ func (w *world) cutLinks(m *machine, d int64) {
 	})
 }
 
-// heal ends every fault. Operators clean up behind themselves.
+// heal ends every fault and lets operators undo their actions.
 func (w *world) heal() {
 	w.tracef("", "", "the faults stop")
 	w.calm = true
@@ -151,7 +151,7 @@ func (w *world) heal() {
 	w.after(70*sec, nil, w.tidy) // what was asked for before may have arrived after
 }
 
-// tidy takes back what operators did.
+// tidy undoes cordons, drains and frozen modes.
 func (w *world) tidy() {
 	for _, m := range w.machines {
 		w.ask("uncordon "+m.id, cordon(m.id, false), nil)

@@ -29,7 +29,7 @@ func (m *machine) bound() uint32 {
 
 // meetFencer is the first thing that an agent's process does.
 func (m *machine) meetFencer() {
-	if !m.w.has(Guards) {
+	if !m.w.has(Fencers) {
 		return
 	}
 	st := m.fence(lease.Renewal{Agent: m.process(), Instance: m.disk.instance, Ask: true})
@@ -48,7 +48,7 @@ func (m *machine) mindFencer() {
 
 // tellFencer has an exchange with the fencer soon.
 func (m *machine) tellFencer(d int64) {
-	if !m.telling && m.w.has(Guards) {
+	if !m.telling && m.w.has(Fencers) {
 		m.telling = true
 		m.w.after(d*ms, &m.proc, func() {
 			m.telling = false
@@ -138,7 +138,7 @@ func (m *machine) fencerWaits() {
 	}
 	w.after(max(at-m.local(w.now), 0)+ms+late, &m.power, func() {
 		switch {
-		case w.cfg.Sabotage == NoGuard:
+		case w.cfg.Sabotage == NoFencer:
 		case m.local(w.now) < at: // its clock is slow
 			g.alarm = 0
 			m.fencerWaits()
@@ -152,7 +152,7 @@ func (m *machine) fencerWaits() {
 // fencerTicks has the fencer look at the clock every 200 ms while workloads have to be stopped.
 func (m *machine) fencerTicks() {
 	w, g := m.w, &m.guards
-	if g.ticking || len(g.state.Lease.ToStop) == 0 || w.cfg.Sabotage == NoGuard {
+	if g.ticking || len(g.state.Lease.ToStop) == 0 || w.cfg.Sabotage == NoFencer {
 		return
 	}
 	g.ticking = true

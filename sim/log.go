@@ -10,7 +10,7 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// raftLog is what a majority holds: entries in order, and who may append.
+// raftLog is the log that a majority of the replicas holds, with its leader.
 type raftLog struct {
 	term    uint64
 	leader  int // -1 = none
@@ -109,8 +109,8 @@ func (p *proposal) answer(res []fsm.Result, err error) {
 	p.done(res, err)
 }
 
-// commit appends a proposal, and what its leader proposed before it, if the
-// leader still may.
+// commit appends a proposal, and the earlier ones of its leader, if the leader still has a
+// majority.
 func (w *world) commit(last *proposal) {
 	if !slices.Contains(w.log.pending, last) || w.log.term != last.term || w.log.leader != last.r.idx ||
 		last.r.life != last.life || !last.r.here() || !w.majority() {
@@ -131,7 +131,7 @@ func (w *world) commit(last *proposal) {
 	}
 }
 
-// append commits an entry and judges it once for all.
+// append commits an entry and checks the promises about it.
 func (w *world) append(p *proposal) {
 	e := entry{term: p.term, cmds: p.cmds}
 	meta := fsm.Meta{Index: uint64(len(w.log.entries) + 1), Term: p.term}
@@ -157,7 +157,7 @@ func (w *world) append(p *proposal) {
 	}
 }
 
-// follow lets a replica hear of new entries in a while.
+// follow delivers new entries to a replica after a drawn delay.
 func (w *world) follow(r *replica) {
 	d := w.between(2, 60) * ms
 	if w.chance(50) {
@@ -177,7 +177,7 @@ func (w *world) check() {
 	}
 }
 
-// sabotaged takes request ids off.
+// sabotaged removes the request ids if the run says so.
 func (w *world) sabotaged(cmds []fsm.Command) []fsm.Command {
 	if w.cfg.Sabotage != NoReceipts {
 		return cmds
@@ -220,14 +220,14 @@ func (r *replica) catchUp(n int) {
 	}
 }
 
-// sameResult compares verdicts; duplicate says that b may differ in being one.
+// sameResult compares results. With duplicate, b may be marked as a duplicate of a.
 func sameResult(a, b fsm.Result, duplicate bool) bool {
 	return a.Kind == b.Kind && a.Reason == b.Reason && a.Index == b.Index && a.Skipped == b.Skipped &&
 		(duplicate || a.Duplicate == b.Duplicate) && slices.Equal(a.Items, b.Items)
 }
 
-// confirm proves leadership at a moment after the call: an answer counts only
-// if a majority still followed r in its term.
+// confirm proves that r led at a moment after the call: it succeeds only if a majority
+// followed r in its term at that moment.
 func (w *world) confirm(r *replica, term uint64, done func(error)) {
 	answered := false
 	answer := func(err error) {
@@ -262,7 +262,7 @@ func (w *world) tick() {
 	if l.sick == 0 {
 		l.patient = 4 + w.rng.IntN(10)
 		if l.leader >= 0 {
-			// A leader without a majority gives up before long, if it can tell.
+			// A running leader without a majority steps down after a while.
 			r, term := w.replicas[l.leader], l.term
 			w.after(w.between(500, 3000)*ms, &r.proc, func() {
 				if w.log.term == term && (!r.here() || !w.majority()) {
@@ -288,7 +288,7 @@ func (w *world) elect() {
 		}
 	}
 	l := &w.log
-	// Of what the old leader proposed, a prefix had reached somebody.
+	// A prefix of the old leader's pending proposals had reached another replica.
 	survivors := 0
 	if n := len(l.pending); n > 0 {
 		survivors = w.rng.IntN(n + 1)
@@ -311,7 +311,7 @@ func (w *world) elect() {
 	w.after(w.between(2, 30)*ms, &next.proc, func() { next.establish(term) })
 }
 
-// notify tells a replica who leads, if it can hear it.
+// notify tells a replica who leads, unless it is cut off.
 func (w *world) notify(r *replica, d int64) {
 	w.after(d, &r.proc, func() {
 		if r.cut {
@@ -348,7 +348,7 @@ func (r *replica) stepDown(why string) {
 	r.depose(why)
 }
 
-// establish begins a term: everything committed is applied, and so is an entry of the
+// establish begins a term once everything committed is applied, with a first entry of the
 // term itself.
 func (r *replica) establish(term uint64) {
 	w := r.w
@@ -428,7 +428,7 @@ func (r *replica) stop(d int64) {
 	w.tracef("", "", "replica %d is paused for %.1fs", r.idx, float64(d)/float64(sec))
 	r.paused = w.now + d
 	life := r.life
-	// Before anything else that waits.
+	// One nanosecond before the events that wait for the end of the pause.
 	w.after(d-1, nil, func() {
 		if r.life != life || !r.alive {
 			return

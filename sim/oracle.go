@@ -14,8 +14,8 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// oracle is the simplest model of what users were promised, kept beside the
-// state machine and in the order of the log.
+// oracle is a simple model of the promises to users. It follows the log beside the state
+// machine.
 type oracle struct {
 	first   map[[16]byte]fsm.Result // the answer to each request
 	wanted  map[string]want         // by workload; absent = never made, or gone
@@ -39,7 +39,7 @@ func newOracle() oracle {
 	}
 }
 
-// judge holds one applied command to the promises.
+// judge checks the promises about one applied command.
 func (w *world) judge(before, after fsm.State, c fsm.Command, res fsm.Result, changes []fsm.Change) {
 	o := &w.oracle
 	if h := c.GetHead(); len(h.GetRequest()) > 0 {
@@ -85,7 +85,7 @@ func (w *world) judge(before, after fsm.State, c fsm.Command, res fsm.Result, ch
 	}
 }
 
-// learn takes over what an accepted mutation promises.
+// learn updates the model after an accepted mutation.
 func (w *world) learn(c fsm.Command, res fsm.Result, after fsm.State) {
 	if res.Kind != fsm.OK && res.Kind != fsm.AlreadyDone {
 		return
@@ -133,7 +133,7 @@ func (w *world) learn(c fsm.Command, res fsm.Result, after fsm.State) {
 	w.kept(after)
 }
 
-// kept holds the state to what users were promised.
+// kept compares the state with the model.
 func (w *world) kept(s fsm.State) {
 	for _, id := range keys(w.oracle.wanted) {
 		x := w.oracle.wanted[id]
@@ -155,7 +155,7 @@ func (w *world) kept(s fsm.State) {
 	})
 }
 
-// acknowledged holds an answer that reached a user to the log.
+// acknowledged compares an answer that reached a user with the log.
 func (w *world) acknowledged(rq *request, res fsm.Result) {
 	if res.Kind == fsm.Frozen || res.Kind == fsm.TooOld || w.cfg.Sabotage == NoReceipts {
 		return
@@ -195,13 +195,14 @@ func (w *world) workloadChanged(before, after fsm.State, c fsm.Command, ch *fsm.
 	}
 }
 
-// saidStopped reports whether a node has said that the present order left nothing running.
+// saidStopped reports whether the node has reported, about the present order, that nothing
+// runs.
 func saidStopped(x *fsm.Workload) bool {
 	return x.Acknowledged && x.Actual.Generation == x.Generation && x.Actual.State != fsm.ActualRunning &&
 		x.Actual.State != fsm.ActualPending && x.Actual.State != fsm.ActualUnknown && x.Actual.State != fsm.ActualNone
 }
 
-// assigned holds a placement to what the node has, adding up every record anew.
+// assigned checks a placement against the capacity of the node, computed from all records.
 func (w *world) assigned(before, after fsm.State, x *fsm.Workload) {
 	n, ok := after.Node(x.Node)
 	if !ok || !n.Schedulable() {
@@ -213,7 +214,8 @@ func (w *world) assigned(before, after fsm.State, x *fsm.Workload) {
 	add := func(id string, d *fsm.Demand) {
 		cpu, mem = cpu+d.CPU, mem+d.Memory
 		for _, p := range d.Ports {
-			// One that returns to what it left behind keeps its ports: see fsm.Workload.FormerPorts.
+			// A workload that returns to its former node keeps its ports there: see
+			// fsm.Workload.FormerPorts.
 			holder, on := before.PortHolder(n.Engine(), p)
 			if other, ok := ports[p.Port]; ok && (id == x.ID || other == x.ID) && !(holder == x.ID && on == n.ID) {
 				w.violate("ports", x.ID, x.Node, "placed although port %d is promised to %s and %s", p.Port, other, id)
@@ -227,8 +229,8 @@ func (w *world) assigned(before, after fsm.State, x *fsm.Workload) {
 		w.violate("capacity", x.ID, x.Node, "placed although %d of %d millicores and %d of %d MiB are promised", cpu, n.Facts.CPU, mem, n.Facts.Memory)
 	}
 	before.ResidualsOf(x.ID, func(r *fsm.Residual) bool {
-		// Between plan and log a node may come up, or tell what it had left behind; what
-		// has long been known is waited for.
+		// A node may come up, or report a workload that was left behind, between the plan
+		// and its commit. Only residuals that were known for a while count.
 		known := max(w.oracle.upSince[r.Node], w.oracle.found[r.Node+"/"+r.Workload])
 		if n, ok := before.Node(r.Node); ok && n.Up && r.Node != x.Node && w.now-known > 20*sec {
 			w.violate("await stop", x.ID, x.Node, "placed although node %s, which is up, has not stopped it", r.Node)
@@ -262,20 +264,19 @@ func (w *world) nodeChanged(c fsm.Command, ch *fsm.Change) {
 	if n.Up || old == nil {
 		return
 	}
-	// A lease that the agent still holds must not be called ended; what clocks
-	// may differ by is bounded.
+	// A node must not be declared lost while its agent holds the lease, apart from the
+	// bounded drift of clocks.
 	m := w.machine(n.ID)
 	if left := m.session.until - m.local(w.now); m.holds() && m.disk.instance == n.Facts.InstanceID && left > 50*ms {
 		w.violate("early expiry", "", n.ID, "the node is declared lost (%s) while its agent holds a lease for %d ms", n.Reason, left/ms)
 	}
 }
 
-// overlapAllowed is how long two live agents that hold their leases may have
-// held them when one starts what the other still runs: an order that was given
-// while one of them was away may be that late.
+// overlapAllowed is how long a workload that is not exclusive may run on two live agents:
+// if both have held their leases for longer, the delete order is overdue.
 const overlapAllowed = 120 * sec
 
-// begun holds the start of an instance to all others.
+// begun checks the start of an instance against the instances on other machines.
 func (w *world) begun(m *machine, i *instance) {
 	for _, o := range w.machines {
 		other := o.engine.has[i.id]
@@ -295,7 +296,7 @@ func (w *world) begun(m *machine, i *instance) {
 	}
 }
 
-// unrest says what is not yet as it should be once all faults have stopped.
+// unrest returns the first thing that is not as it should be once the faults have stopped.
 func (w *world) unrest() (rule, why, workload, node string) {
 	s := w.truth
 	bad := func(r, wl, n, format string, args ...any) {
@@ -348,7 +349,7 @@ func (w *world) unrest() (rule, why, workload, node string) {
 	return rule, why, workload, node
 }
 
-// restless says what a workload lacks.
+// restless returns in what a workload is not as it should be, "" if it is.
 func (w *world) restless(s fsm.State, x *fsm.Workload) string {
 	var i *instance
 	runs := false

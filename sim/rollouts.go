@@ -5,10 +5,10 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// parallel is how many members of g an update may have missing, the same for a whole run.
+// parallel is how many members of g an update may make unavailable; constant in a run.
 func (w *world) parallel() int { return 1 + int(w.cfg.Seed%2) }
 
-// policy is the update policy of the group g; nil where the run has none.
+// policy is the update policy of the group g; nil in runs without rollouts.
 func (w *world) policy() *commandv1.UpdatePolicy {
 	if !w.has(Rollouts) {
 		return nil
@@ -20,7 +20,7 @@ func (w *world) policy() *commandv1.UpdatePolicy {
 	return u
 }
 
-// roll is what users do about the group g.
+// roll draws a user's action on the group g.
 func (w *world) roll() {
 	switch n := w.rng.IntN(10); {
 	case n < 5:
@@ -37,7 +37,7 @@ func (w *world) roll() {
 	}
 }
 
-// waits holds an accepted put of a member whose turn has not come: it has to be remembered.
+// waits reports whether an accepted put waits for the member's turn in a rolling update.
 func (w *world) waits(after fsm.State, p *commandv1.WorkloadPut) bool {
 	x, ok := after.Workload(p.GetId())
 	r, rolls := after.Rollout(p.GetDemand().GetGroup())
@@ -53,9 +53,11 @@ func (w *world) waits(after fsm.State, p *commandv1.WorkloadPut) bool {
 	return false
 }
 
-// rolled holds a command to what an update promises: a member gets what waited for it or
-// what it had before, and as few are missing because of it as the user said. While an update
-// has as many missing, a drain takes no more.
+// rolled checks the promises of rolling updates about one command:
+//
+//   - a member gets the specification that waited for it or its former one;
+//   - at most max_parallel members are unavailable because of the update;
+//   - while that many are unavailable, a drain evicts no more members.
 func (w *world) rolled(before, after fsm.State, c fsm.Command) {
 	if !w.has(Rollouts) {
 		return
@@ -90,7 +92,8 @@ func (w *world) rolled(before, after fsm.State, c fsm.Command) {
 		w.violate("rollout", "", "", "%s: %v are missing because of the update, at most %d may be", fsm.ArmName(c), keys(o.missing), w.parallel())
 	}
 	if r, ok := before.Rollout("g"); ok && c.GetEvict() != nil && r.Phase == "Running" {
-		// What the same step takes for another reason was there when the drain was judged.
+		// Members that the same step evicts for other reasons were available when the
+		// drain was judged.
 		out, others := 0, map[string]bool{}
 		for _, e := range c.GetEvict().GetEvictions() {
 			was, known := before.Workload(e.GetWorkload())
@@ -111,7 +114,7 @@ func (w *world) rolled(before, after fsm.State, c fsm.Command) {
 			}
 		}
 	}
-	// What a step brings back was deleted, or never there, as far as users knew.
+	// A step may bring a deleted member back.
 	if steps {
 		after.Group("g", func(x *fsm.Workload) bool {
 			if _, ok := o.wanted[x.ID]; !ok {
@@ -122,7 +125,7 @@ func (w *world) rolled(before, after fsm.State, c fsm.Command) {
 	}
 }
 
-// expected reports whether a member may get a content by a step.
+// expected reports whether a step may give a content to a member.
 func expected(s fsm.State, id, content string) bool {
 	r, ok := s.Rollout("g")
 	if !ok {

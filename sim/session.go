@@ -17,7 +17,7 @@ import (
 	speclib "github.com/persys/compute/spec"
 )
 
-// session is an agent's conversation with the schedulers.
+// session is an agent's session with the schedulers.
 type session struct {
 	registered bool
 	until      int64 // of the lease, by the machine's clock
@@ -33,7 +33,7 @@ type session struct {
 	busy       bool
 	turn       int // of the timer that counts
 	dirty      bool
-	heldSince  int64 // true time since when the lease has been held without a gap, 0 = not held
+	heldSince  int64 // true time from which on the lease was held without a gap, 0 = not held
 }
 
 // holds reports whether the agent believes that its lease is good.
@@ -41,7 +41,7 @@ func (m *machine) holds() bool {
 	return m.alive && m.session.registered && m.local(m.w.now) < m.session.until
 }
 
-// signal says that something is worth a heartbeat soon.
+// signal makes the next heartbeat come soon, because a report changed.
 func (m *machine) signal() {
 	s := &m.session
 	if s.dirty || s.busy || s.turn == 0 {
@@ -56,7 +56,7 @@ func (m *machine) signal() {
 	})
 }
 
-// later is when the next word is due.
+// later schedules the next heartbeat.
 func (m *machine) later(d int64) {
 	s := &m.session
 	s.turn++
@@ -72,7 +72,7 @@ func (m *machine) later(d int64) {
 	}
 }
 
-// converse registers if it has to, then sends a heartbeat.
+// converse registers if necessary, then sends a heartbeat.
 func (m *machine) converse() {
 	s := &m.session
 	s.busy = true
@@ -157,7 +157,7 @@ func (m *machine) beat(failed func(string)) {
 	})
 }
 
-// extend takes over a lease, counted from when the word was sent.
+// extend takes over a lease, counted from when the heartbeat was sent.
 func (m *machine) extend(sent int64, l sched.Lease) {
 	s := &m.session
 	s.interval = l.Interval
@@ -172,20 +172,21 @@ func (m *machine) extend(sent int64, l sched.Lease) {
 	m.leased()
 }
 
-// facts are what the node says of itself.
+// facts are the registered facts of the node.
 func (m *machine) facts() *commandv1.RegisterNode {
 	facts := &commandv1.RegisterNode{
 		Id: m.id, Endpoint: "10.0.0." + m.id[1:] + ":50051", CpuMillicores: m.cpu, MemoryMib: m.mem, Protocol: 1,
 		InstanceId: m.disk.instance, EngineId: fmt.Sprintf("%s/%d", m.id, m.made), Types: []string{"container", "compose"},
 		Labels: []*commandv1.Label{{Key: "zone", Value: m.zone}},
 	}
-	if m.w.has(Guards) {
+	if m.w.has(Fencers) {
 		facts.SelfFencing, facts.FenceBoundSeconds = true, m.bound()
 	}
 	return facts
 }
 
-// call asks the replica that an agent speaks to, which may pass the call on once.
+// call sends a call to the replica that the agent is connected to, which may forward it
+// once.
 func (m *machine) call(handle func(*leadership, func(any, error)), back func(any, error)) {
 	w, s := m.w, &m.session
 	a := w.replicas[s.at]
@@ -206,7 +207,7 @@ func (m *machine) call(handle func(*leadership, func(any, error)), back func(any
 	}, func() { done(nil, errNotLeader) })
 }
 
-// route handles a call at a replica: there if it leads, else one hop away.
+// route handles a call at a replica: there if it leads, else at the leader that it knows.
 func (w *world) route(a *replica, handle func(*leadership, func(any, error)), back func(any, error)) {
 	life := a.life
 	if a.leads != nil {
@@ -233,8 +234,8 @@ func (w *world) route(a *replica, handle func(*leadership, func(any, error)), ba
 	}, func() { back(nil, errNotLeader) })
 }
 
-// send carries one message to a process over a link that may lose it, keep it
-// for long, or deliver it twice. refused (may be nil) is told if nobody listens.
+// send carries one message to a process over a link that may lose, delay or duplicate it.
+// refused is called if the process is not running.
 func (w *world) send(to *proc, link func() bool, fn func(), refused ...func()) {
 	if !link() || !w.calm && w.chance(w.loss) {
 		return
@@ -314,8 +315,8 @@ func (w *world) order(r *replica, by fsm.Epoch, o sched.Order, back func(sched.A
 	})
 }
 
-// obeyed notes what an agent did not refuse, and holds it against all that the
-// agent on this disk has seen before.
+// obeyed checks an accepted order against all orders that the agent on this disk has
+// accepted before.
 func (m *machine) obeyed(e core.Epoch, id string, g driver.Generation, apply bool) {
 	d := m.disk
 	if e.Less(d.sawEpoch) {

@@ -14,20 +14,20 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Fault is a set of kinds of trouble.
+// Fault is a set of kinds of faults.
 type Fault uint32
 
-// The kinds of trouble.
+// The kinds of faults.
 const (
 	ReplicaCrash  Fault = 1 << iota // a scheduler dies and restarts from a snapshot
-	ReplicaPause                    // a scheduler stands still, and does not know it
+	ReplicaPause                    // a scheduler process is paused
 	ReplicaCut                      // a scheduler cannot reach the others
 	LeaderChange                    // leadership moves without any other trouble
-	AgentCrash                      // an agent dies, what it runs goes on
-	AgentPause                      // an agent stands still, what it runs goes on
+	AgentCrash                      // an agent dies, its workloads run on
+	AgentPause                      // an agent is paused, its workloads run on
 	PowerLoss                       // a machine dies and comes back with its disk
 	Reinstall                       // a machine dies and comes back empty under its old id
-	StateLoss                       // an agent's file is lost, what it runs goes on
+	StateLoss                       // an agent's file is lost, its workloads run on
 	LinkCut                         // a node and schedulers cannot reach each other, one way or both
 	MessageLoss                     //
 	MessageDelay                    // long enough to arrive after the deadline
@@ -41,21 +41,21 @@ const (
 	lastFault
 )
 
-// Drift makes nodes differ from the state once all is at rest, and the leader look
-// for it all the time. It is none of AllFaults: the runs that are committed were
-// drawn without it.
+// Drift makes the leader compare nodes with the state during the whole run, and makes
+// nodes differ from it once the world is at rest. It is not in AllFaults, so that it does
+// not change the draws of committed seeds.
 const Drift Fault = 1 << 31
 
-// StopTrouble makes stops go wrong: an agent refuses one, accepts it and forgets it,
-// or its engine does not stop what it is told to. It is none of AllFaults, for the
-// same reason.
+// StopTrouble makes stops fail: an agent refuses one, accepts it and forgets it, or its
+// engine fails to stop the workload. It is not in AllFaults, for the same reason.
 const StopTrouble Fault = 1 << 30
 
-// Guards makes every exclusive workload one that its node's guards stop when the lease ends
-// (on_lost_lease: stop), and every node self-fencing. It is none of AllFaults, for the same reason.
-const Guards Fault = 1 << 29
+// Fencers makes every exclusive workload one that its node's fencers stop when the lease
+// ends (on_lost_lease: stop), and every node self-fencing. It is not in AllFaults, for the
+// same reason.
+const Fencers Fault = 1 << 29
 
-// Rollouts has users update the group g a member at a time, all the time. It is none of
+// Rollouts has users start rolling updates of the group g again and again. It is not in
 // AllFaults, for the same reason.
 const Rollouts Fault = 1 << 28
 
@@ -79,7 +79,7 @@ func (f Fault) String() string {
 // AllFaults are the kinds that the design promises to survive: all there are.
 const AllFaults = lastFault - 1
 
-// Sabotage switches off one fence, to see that the simulator notices.
+// Sabotage switches off one fence, to test that the simulator finds it.
 type Sabotage uint8
 
 // The fences that can be switched off.
@@ -89,20 +89,20 @@ const (
 	NoGenerationFence          // agents take orders of any generation
 	NoTombstones               // agents forget what was deleted
 	NoLeaseConfirm             // leases are extended without a Confirm
-	NoAwaitStop                // the planner does not see who still runs a workload
-	NoReceipts                 // request ids are lost before the log
+	NoAwaitStop                // the planner does not see which nodes still run a workload
+	NoReceipts                 // request ids do not reach the log
 	ShortLeases                // the leader ends leases before the time that it told
 	AckBeforeCommit            // a user's call is acknowledged before it is committed
 	SkipAnEntry                // one replica does not apply one command
 	NoDurableEpoch             // an agent's epoch is lost when it restarts
 	NoInstanceFence            // agents take orders that are for another instance of their node
 	NoStopRetry                // the planner orders a stop once
-	NoGuard                    // guards do nothing at the end of a lease
+	NoFencer                   // fencers do nothing at the end of a lease
 	AllAtOnce                  // updates of the group go through more members than the user said
-	ShortBound                 // a node names a fence bound that its guards cannot keep
+	ShortBound                 // a node registers a fence bound that its fencers cannot keep
 )
 
-// Config is all that a run depends on.
+// Config determines a run completely.
 type Config struct {
 	Seed     uint64
 	Faults   Fault // 0 = AllFaults
@@ -111,7 +111,7 @@ type Config struct {
 	Stress bool
 	// Trouble is how long faults and users go on; 0 = drawn, 60 s to 180 s.
 	Trouble time.Duration
-	// Settle bounds the time after the faults in which everything must come to rest; 0 = 25 min.
+	// Settle is how long the world may take to come to rest after the faults; 0 = 25 min.
 	Settle time.Duration
 	// Check runs State.Check at every n-th entry; 0 = 8.
 	Check int
@@ -128,7 +128,7 @@ type Violation struct {
 	At       time.Duration // since the start
 }
 
-// Report is what came of a run.
+// Report is the result of a run.
 type Report struct {
 	Config    Config
 	Violation *Violation
@@ -208,7 +208,7 @@ func Run(cfg Config) Report {
 	return w.report
 }
 
-// settle runs until everything is at rest, or the bound is reached.
+// settle runs until the world is at rest, or the bound is reached.
 func (w *world) settle(bound int64) {
 	rested := int64(0)
 	for w.report.Violation == nil {
@@ -247,7 +247,7 @@ func (w *world) settle(bound int64) {
 	}
 }
 
-// violate notes the first broken promise; the run ends there.
+// violate records the first broken promise; the run ends with it.
 func (w *world) violate(rule, workload, node, format string, args ...any) {
 	if w.report.Violation != nil {
 		return
@@ -257,7 +257,7 @@ func (w *world) violate(rule, workload, node, format string, args ...any) {
 	w.tracef(workload, node, "VIOLATION of %s: %s", rule, v.Detail)
 }
 
-// tracef keeps one line of what happened.
+// tracef adds one line to the trace.
 func (w *world) tracef(workload, node, format string, args ...any) {
 	l := line{w.now, workload, node, fmt.Sprintf(format, args...)}
 	fmt.Fprintf(w.hash, "%d %s %s %s\n", l.at, l.workload, l.node, l.text)
@@ -267,8 +267,8 @@ func (w *world) tracef(workload, node, format string, args ...any) {
 	w.lines = append(w.lines, l)
 }
 
-// Trace gives the last n lines about a workload, a node (either may be "") or
-// the cluster as a whole; all lines if both are empty.
+// Trace returns the last n lines about a workload, a node or the cluster as a whole. If
+// workload and node are both empty, it returns the last n lines about anything.
 func (r Report) Trace(workload, node string, n int) string {
 	var out []string
 	for _, l := range r.trace {
@@ -281,7 +281,7 @@ func (r Report) Trace(workload, node string, n int) string {
 	return strings.Join(out[max(0, len(out)-n):], "\n")
 }
 
-// String tells a violation so that it can be repeated.
+// String describes a run and its violation, with everything that is needed to repeat it.
 func (r Report) String() string {
 	if r.Violation == nil {
 		return fmt.Sprintf("seed %d: %d events, %d entries, %s", r.Config.Seed, r.Events, r.Entries, r.Virtual)
@@ -292,8 +292,8 @@ func (r Report) String() string {
 		r.Trace(v.Workload, v.Node, 60))
 }
 
-// Shrink looks for a smaller Config that breaks the same promise: fewer kinds of
-// faults, less time. It runs at most two dozen times.
+// Shrink looks for a smaller Config that breaks the same promise, with fewer kinds of faults
+// and less time. It makes at most two dozen runs.
 func Shrink(r Report) Report {
 	if r.Violation == nil {
 		return r
@@ -320,5 +320,5 @@ func Shrink(r Report) Report {
 
 func (w *world) has(f Fault) bool { return w.cfg.Faults&f != 0 }
 
-// keys are the keys of a map in order: nothing may depend on the map's own.
+// keys returns the keys of a map in order, so that no run depends on map order.
 func keys[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// seedsAsked is how many seeds a test runs: SIM_SEEDS, else a number that keeps
-// the test short. SIM_FROM is the first one, default 1.
+// seedsAsked returns the seeds that a test runs: SIM_SEEDS of them, by default a number
+// that keeps the test short, from SIM_FROM on, by default 1.
 func seedsAsked(t *testing.T, short int) (from, count uint64) {
 	t.Helper()
 	read := func(name string, def int) uint64 {
@@ -31,8 +31,8 @@ func seedsAsked(t *testing.T, short int) (from, count uint64) {
 	return read("SIM_FROM", 1), read("SIM_SEEDS", short)
 }
 
-// each runs seeds on all processors and returns the reports of those that broke
-// a promise, at most limit of them. closed adds up Report.Drifts.
+// each runs seeds on all processors and returns the reports of those that broke a promise.
+// It stops after limit of them. closed adds up Report.Drifts.
 func each(t *testing.T, from, count uint64, limit int, make func(seed uint64) Config, closed ...*atomic.Int64) []Report {
 	t.Helper()
 	var next atomic.Uint64
@@ -94,7 +94,7 @@ func TestASeedAlwaysGivesTheSameRun(t *testing.T) {
 	}
 }
 
-// TestCommittedSeeds runs what once failed, with State.Check after every entry.
+// TestCommittedSeeds runs the seeds that once failed, with State.Check after every entry.
 func TestCommittedSeeds(t *testing.T) {
 	f, err := os.Open("testdata/seeds.txt")
 	if err != nil {
@@ -120,8 +120,8 @@ func TestCommittedSeeds(t *testing.T) {
 	}
 }
 
-// TestASabotagedFenceIsFound switches one fence off at a time: a simulator that
-// finds nothing proves nothing.
+// TestASabotagedFenceIsFound switches off one fence at a time and expects a violation: a
+// simulator that finds nothing proves nothing.
 func TestASabotagedFenceIsFound(t *testing.T) {
 	late := MessageDelay | MessageDup | MessageLoss
 	for _, c := range []struct {
@@ -159,15 +159,16 @@ func TestASabotagedFenceIsFound(t *testing.T) {
 	}
 }
 
-// TestGuardsKeepExclusiveWorkloadsSingle: with on_lost_lease: stop, which moves by itself. Without guards
-// at work, or with a bound that they cannot keep, it is found.
-func TestGuardsKeepExclusiveWorkloadsSingle(t *testing.T) {
+// TestFencersKeepExclusiveWorkloadsSingle: an exclusive workload with on_lost_lease: stop
+// moves without a person and never runs twice. Fencers that do nothing, or a bound that
+// they cannot keep, are found.
+func TestFencersKeepExclusiveWorkloadsSingle(t *testing.T) {
 	from, count := seedsAsked(t, 60)
-	for _, r := range each(t, from, count, limit(), func(seed uint64) Config { return Config{Seed: seed, Faults: AllFaults | Guards} }) {
+	for _, r := range each(t, from, count, limit(), func(seed uint64) Config { return Config{Seed: seed, Faults: AllFaults | Fencers} }) {
 		t.Error(r)
 	}
-	faults := AgentCrash | AgentPause | LinkCut | ReplicaCut | ClockTrouble | Guards
-	for name, fence := range map[string]Sabotage{"guards do nothing": NoGuard, "the bound is too short": ShortBound} {
+	faults := AgentCrash | AgentPause | LinkCut | ReplicaCut | ClockTrouble | Fencers
+	for name, fence := range map[string]Sabotage{"fencers do nothing": NoFencer, "the bound is too short": ShortBound} {
 		bad := each(t, 1, 100, 1, func(seed uint64) Config { return Config{Seed: seed, Faults: faults, Sabotage: fence} })
 		if len(bad) == 0 {
 			t.Fatalf("%s, and nothing was noticed", name)
@@ -179,8 +180,8 @@ func TestGuardsKeepExclusiveWorkloadsSingle(t *testing.T) {
 	}
 }
 
-// TestStopsArriveInTheEnd: what is to be stopped ends stopped, whatever became of
-// the first order. A planner that orders a stop once does not pass.
+// TestStopsArriveInTheEnd: a workload that is to be stopped ends stopped, even if the first
+// order failed. A planner that orders a stop only once is found.
 func TestStopsArriveInTheEnd(t *testing.T) {
 	from, count := seedsAsked(t, 40)
 	for _, r := range each(t, from, count, limit(), func(seed uint64) Config { return Config{Seed: seed, Faults: AllFaults | StopTrouble} }) {
@@ -198,8 +199,8 @@ func TestStopsArriveInTheEnd(t *testing.T) {
 	t.Logf("ordered once: %s", bad[0].Violation.Detail)
 }
 
-// TestDriftComesOnRecordAndEnds: an orphan, a disappearance and another revision
-// in a world at rest after all faults.
+// TestDriftComesOnRecordAndEnds: in a world at rest after all faults, an orphan, a missing
+// workload and another revision are recorded and closed.
 func TestDriftComesOnRecordAndEnds(t *testing.T) {
 	from, count := seedsAsked(t, 24)
 	var closed atomic.Int64
@@ -212,9 +213,8 @@ func TestDriftComesOnRecordAndEnds(t *testing.T) {
 	}
 }
 
-// TestRolloutsKeepTheBound: whatever fails, an update makes no more members of a group
-// unavailable than the user said, and comes to an end. An update that goes through more of
-// them is noticed.
+// TestRolloutsKeepTheBound: under any faults, an update makes at most max_parallel members
+// of a group unavailable, and ends. An update with a larger bound is found.
 func TestRolloutsKeepTheBound(t *testing.T) {
 	from, count := seedsAsked(t, 60)
 	for _, r := range each(t, from, count, limit(), func(seed uint64) Config { return Config{Seed: seed, Faults: AllFaults | Rollouts} }) {

@@ -13,7 +13,7 @@ import (
 	"github.com/persys/compute/sched/control"
 )
 
-// users are people and programs that want something, and what they are told.
+// users holds the people and programs that send requests.
 type users struct {
 	decided     map[string]bool // orphans, by node and workload
 	ids         []string
@@ -31,7 +31,7 @@ type madeOf struct {
 	ports   []uint32
 }
 
-// flavourOf says how a specification behaves on an engine.
+// flavourOf returns how a specification behaves on an engine, and its ports.
 func (u *users) flavourOf(content string) (string, []uint32) {
 	f := u.flavours[content]
 	return f.flavour, f.ports
@@ -39,7 +39,7 @@ func (u *users) flavourOf(content string) (string, []uint32) {
 
 func exclusive(id string) bool { return id[0] == 'x' }
 
-// build makes the world of a seed.
+// build draws the world of a seed.
 func (w *world) build() {
 	w.users = users{decided: map[string]bool{}, flavours: map[string]madeOf{}, settings: w.settings()}
 	w.oracle = newOracle()
@@ -104,7 +104,7 @@ func (w *world) machine(id string) *machine {
 	return nil
 }
 
-// request is one call of a user; it keeps its id however often it is sent.
+// request is one call of a user. It keeps its id when it is sent again.
 type request struct {
 	id    [16]byte
 	what  string
@@ -115,7 +115,7 @@ type request struct {
 	ended bool
 }
 
-// want makes users want something, over and over.
+// want makes users send requests until the world is calm.
 func (w *world) want() {
 	if w.calm {
 		return
@@ -152,7 +152,7 @@ func (w *world) want() {
 	}
 }
 
-// operate is what operators do.
+// operate draws an action of an operator.
 func (w *world) operate() {
 	m := pick(&w.clock, w.machines)
 	on := w.chance(550)
@@ -168,7 +168,7 @@ func (w *world) operate() {
 	}
 }
 
-// condemn is what an operator does about a machine that is known to be off.
+// condemn lets an operator fence or remove a machine that is known to be off.
 func (w *world) condemn(m *machine) {
 	if m.condemned {
 		return
@@ -180,8 +180,8 @@ func (w *world) condemn(m *machine) {
 	}
 }
 
-// sentence states that a machine which is off runs nothing any more, and says so
-// again for as long as its lease goes on.
+// sentence fences or removes a machine that is off. It is repeated while the command is
+// refused because the machine's lease has not ended.
 func (w *world) sentence(m *machine, what string, body func(*commandv1.Command)) {
 	if m.condemned && m.sentenced {
 		return
@@ -196,9 +196,9 @@ func (w *world) sentence(m *machine, what string, body func(*commandv1.Command))
 	}).must = true
 }
 
-// obey is an operator who reads why a machine is refused: it was wiped, so what
-// it ran is gone. What was said before it may have been undone by a late word of
-// the former instance.
+// obey lets an operator fence a reinstalled machine whose registration is refused, as the
+// refusal says. An earlier fence may have been undone by a late registration of the former
+// instance.
 func (w *world) obey(m *machine) {
 	if m.fencing {
 		return
@@ -249,7 +249,7 @@ func setMode(mode string) func(*commandv1.Command) {
 	}
 }
 
-// putOf is an apply: mostly of something new, sometimes of what is there.
+// putOf is an apply, mostly of a new specification, sometimes of the present one.
 func (w *world) putOf(id string) func(*commandv1.Command) {
 	p := w.put(id, "")
 	return func(c *commandv1.Command) {
@@ -269,7 +269,7 @@ func (w *world) groupOf(n int) func(*commandv1.Command) {
 	return func(c *commandv1.Command) { c.Body = &commandv1.Command_PutWorkloads{PutWorkloads: b} }
 }
 
-// put makes a specification that nobody has seen before, or repeats one.
+// put makes a new specification, or repeats one.
 func (w *world) put(id, group string) *commandv1.WorkloadPut {
 	if have, ok := w.oracle.puts[id]; ok && w.chance(200) {
 		return proto.Clone(have).(*commandv1.WorkloadPut)
@@ -285,7 +285,7 @@ func (w *world) put(id, group string) *commandv1.WorkloadPut {
 	}
 	if exclusive(id) {
 		d.OnLostLease = fsm.OnLostLeaseKeep
-		if w.has(Guards) {
+		if w.has(Fencers) {
 			d.OnLostLease = fsm.OnLostLeaseStop
 		}
 	}
@@ -313,7 +313,7 @@ func (w *world) put(id, group string) *commandv1.WorkloadPut {
 	return p
 }
 
-// mint makes a UUIDv7 by the clock of somebody whose clock is about right.
+// mint makes a UUIDv7 by a clock that is off by at most half a second.
 func (w *world) mint() (id [16]byte) {
 	binary.BigEndian.PutUint64(id[:8], w.rng.Uint64())
 	binary.BigEndian.PutUint64(id[8:], w.rng.Uint64())
@@ -323,7 +323,7 @@ func (w *world) mint() (id [16]byte) {
 	return id
 }
 
-// ask sends a request until it is answered, or its sender loses patience.
+// ask sends a request until it is answered, or its sender gives up.
 func (w *world) ask(what string, body func(*commandv1.Command), done func(fsm.Result)) *request {
 	rq := &request{id: w.mint(), what: what, body: body, done: done, must: w.calm}
 	w.users.open++
@@ -366,13 +366,13 @@ func (w *world) submit(rq *request) {
 	w.after(5*sec, nil, retry)
 }
 
-// again repeats a request that was answered.
+// again repeats an answered request.
 func (w *world) again(rq *request) {
 	w.tracef("", "", "user: %s once more (%x)", rq.what, rq.id[:4])
 	w.deliver(rq, func(fsm.Result, error) {})
 }
 
-// deliver takes a request to any replica and an answer back.
+// deliver carries a request to a drawn replica and the answer back.
 func (w *world) deliver(rq *request, back func(fsm.Result, error)) {
 	a := pick(&w.clock, w.replicas)
 	open := func() bool { return true }
@@ -392,7 +392,7 @@ func (w *world) deliver(rq *request, back func(fsm.Result, error)) {
 	}, func() { answer(nil, errNotLeader) })
 }
 
-// mutate is an API mutation at the leader.
+// mutate handles an API mutation at the leader.
 func (l *leadership) mutate(rq *request, reply func(any, error)) {
 	cmd := &commandv1.Command{Head: &commandv1.Head{Request: rq.id[:], At: l.r.clockNow(), By: "user"}}
 	rq.body(cmd)
