@@ -48,7 +48,9 @@ func (p *planner) judge(w *fsm.Workload, n *fsm.Node) (acted bool, due int64) {
 		return true, 0 // the next step sees the node's new state
 	}
 	if until := p.stopsUntil(w, n); until > p.Now {
-		return false, until
+		// Evaluated in every step: the time moves with the leader's clock offset.
+		p.wake(until)
+		return true, 0
 	}
 	code, message, gone := p.mustLeave(w, n)
 	switch {

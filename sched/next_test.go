@@ -119,9 +119,9 @@ func TestALostNodesWorkloadsMove(t *testing.T) {
 	}
 }
 
-// A guard stops what is to be stopped: it is placed anew once the guard has had its time, counted by
-// the leader that waits, and never before.
-func TestAGuardedWorkloadMovesAfterTheBound(t *testing.T) {
+// A workload that a fencer stops when the lease ends is placed again once the fence bound is
+// over, counted by the clock of the leader that waits, and never before.
+func TestWorkloadMovesAfterTheFenceBound(t *testing.T) {
 	stop := demand(func(d *commandv1.Demand) { d.Exclusive, d.OnLostLease = true, "stop" })
 	guard := func(n *commandv1.RegisterNode) { n.SelfFencing, n.FenceBoundSeconds = true, 15 }
 	w := newWorld(t)
@@ -130,7 +130,7 @@ func TestAGuardedWorkloadMovesAfterTheBound(t *testing.T) {
 	w.apply("db", stop)
 	w.settle()
 	if got := w.get("db"); got.Node != "" || !strings.Contains(got.Reason.Message, "fencer") {
-		t.Fatalf("on %q, %+v: a node without a guard must not get it, and the reason must say so", got.Node, got.Reason)
+		t.Fatalf("on %q, %+v: a node without a fencer must not get it, and the reason must say so", got.Node, got.Reason)
 	}
 	w.node("a", guard)
 	w.settle()
@@ -149,18 +149,18 @@ func TestAGuardedWorkloadMovesAfterTheBound(t *testing.T) {
 	}{
 		{"before the bound", 5 * second, lost, "a"},
 		{"a new leader that learned of it just now", 60 * second, lost + 59*second, "a"},
-		{"a leader that does not know since when", 600 * second, 0, "a"},
+		{"a leader that does not know when the node was lost", 600 * second, 0, "a"},
 		{"after the bound", 600 * second, lost + 585*second, "b"},
 	} {
 		w.now, w.downSince["a"] = lost+c.after, c.since
-		w.cache = NewCache() // as a new leader looks; the deadline itself is held below
+		w.cache = NewCache() // as a new leader has it
 		w.settle()
 		if got := w.get("db"); got.Node != c.want {
 			t.Fatalf("%s: it is on %q, want %q (%+v)", c.what, got.Node, c.want, got.Reason)
 		}
 	}
 	if left := residualsOf(w, "db"); left != 0 {
-		t.Errorf("%d leftovers: it is known to be gone", left)
+		t.Errorf("%d residuals of a workload that is known to be gone", left)
 	}
 	// The planner asks to be woken when the bound is over.
 	w.heard["b"], w.downSince["b"] = false, w.now
@@ -168,11 +168,17 @@ func TestAGuardedWorkloadMovesAfterTheBound(t *testing.T) {
 	if at := w.plan().WakeAt; at == 0 || at > w.now+15*second {
 		t.Errorf("the next step is at %d, want it within 15 s of %d", at, w.now)
 	}
+	// While the leader's clock offset shrinks, so does DownSince; the cache holds no old
+	// deadline.
+	w.downSince["b"] -= second / 10
+	if cached, plain := w.plan(), w.plain(); cached.WakeAt != plain.WakeAt {
+		t.Errorf("the next step is at %d with a cache and at %d without", cached.WakeAt, plain.WakeAt)
+	}
 }
 
-// A step with a cache is the step without one, also in when it asks for the next: what a lost node had
-// promised to get running is not waited for.
-func TestALostNodeIsWokenForByNobody(t *testing.T) {
+// A step with a cache has the same WakeAt as one without: the deadlines of orders on a lost
+// node do not count.
+func TestLostNodeHasNoOrderDeadlines(t *testing.T) {
 	for _, lost := range []bool{false, true} {
 		w := newWorld(t)
 		w.node("a")
