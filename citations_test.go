@@ -37,6 +37,7 @@ var (
 	citedSource  = regexp.MustCompile(`(?:^|[\s(\x60])([\w./-]*\w\.(?:go|proto))\b`)
 	citedTest    = regexp.MustCompile(`\b(?:Test|Fuzz|Benchmark)[A-Z]\w+`)
 	declaredTest = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz|Benchmark)[A-Z]\w+)\(`)
+	numbered     = regexp.MustCompile(`\b[Dd]ecision \d+`)
 	citedRecord  = regexp.MustCompile(`\bADR (\d+)`)
 	heading      = regexp.MustCompile(`(?m)^#+ +(.+)$`)
 	notInAnchors = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
@@ -104,6 +105,9 @@ func TestCitationsResolve(t *testing.T) {
 			if name != "TestName" && !tests[name] { // TestName is a placeholder
 				t.Errorf("%s cites %s, which does not exist", file, name)
 			}
+		}
+		if m := numbered.FindString(prose); m != "" {
+			t.Errorf("%s cites %q: cite the DESIGN.md of the package", file, m)
 		}
 		for _, m := range citedRecord.FindAllStringSubmatch(prose, -1) {
 			if !records[m[1]] {

@@ -2,7 +2,7 @@ package fsm
 
 import "encoding/binary"
 
-// The divergence digest (DESIGN, decision 3) folds, per command, the index, the
+// The divergence digest (fsm/DESIGN.md) folds, per command, the index, the
 // command's number, the verdict and every record that it left. Replicas at the
 // same index and feature level compare it; a difference means that one of them
 // applied something else. The encoding is written out by hand because protobuf's

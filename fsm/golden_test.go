@@ -616,7 +616,7 @@ func mustEqualText(t *testing.T, got, want []byte) {
 }
 
 // TestGoldenMatrix pins what each mode permits. Rows are only ever added; a row
-// that changes is a change of DESIGN, decision 11, and edited by hand.
+// that changes is a change of fsm/DESIGN.md, and edited by hand.
 func TestGoldenMatrix(t *testing.T) {
 	path := filepath.Join("testdata", "matrix.golden")
 	if _, err := os.Stat(path); *update && err != nil {

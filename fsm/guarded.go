@@ -1,6 +1,6 @@
 package fsm
 
-// What an exclusive workload does when its node's lease ends (DESIGN, decision 9).
+// What an exclusive workload does when its node's lease ends (sched/DESIGN.md).
 // With keep, nobody stops it, and it stays bound to the node until a person fences or
 // removes that. With stop, a guard on the node stops it within the node's fence bound
 // after the end of the lease. How long that is waited for is the planner's to know, by

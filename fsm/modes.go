@@ -39,7 +39,7 @@ type armRule struct {
 	frozen  Permission
 }
 
-// armRules is the mode × command table of DESIGN, decision 11: normal allows
+// armRules is the mode × command table of fsm/DESIGN.md: normal allows
 // everything, degraded and recovery are frozen. Rows are only ever added.
 var armRules = [...]armRule{
 	{"init_cluster", 10, 0, false, Allowed},

@@ -11,7 +11,7 @@ import (
 
 // A state comes back in two ways: from a backup, or from the disk of the one
 // replica that is left of a cluster. Both may be older than what agents have been
-// told, so both begin a new incarnation (DESIGN, decision 9): every epoch and
+// told, so both begin a new incarnation (fsm/DESIGN.md): every epoch and
 // every generation given out from here on is above all former ones. Nothing that
 // runs is touched by that: an order is only made anew where the record changed,
 // or where a node shows that it was told more than the state knows (NewerThanState).

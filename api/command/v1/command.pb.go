@@ -1511,7 +1511,7 @@ type WorkloadPut struct {
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	// controlv1.WorkloadSpec, serialised, its secrets sealed. Opaque here.
 	Spec []byte `protobuf:"bytes,2,opt,name=spec,proto3" json:"spec,omitempty"`
-	// c1:<64 hex>, see DESIGN decision 17.
+	// c1:<64 hex>, spec/DESIGN.md.
 	Content string `protobuf:"bytes,3,opt,name=content,proto3" json:"content,omitempty"`
 	// The caller's revision_id, stored and echoed, never compared.
 	CallerRevision string  `protobuf:"bytes,4,opt,name=caller_revision,json=callerRevision,proto3" json:"caller_revision,omitempty"`
@@ -3706,7 +3706,7 @@ func (x *SetFeatureLevel) GetLevel() uint32 {
 	return 0
 }
 
-// Barrier changes nothing; its commit proves leadership (decision 5).
+// Barrier changes nothing; its commit proves leadership (cluster/DESIGN.md).
 type Barrier struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -3744,7 +3744,7 @@ func (*Barrier) Descriptor() ([]byte, []int) {
 }
 
 // MirrorAttached says that an etcd has held the whole mirror once: from now on
-// its absence degrades the control plane (decision 11).
+// its absence degrades the control plane (fsm/DESIGN.md).
 type MirrorAttached struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// etcd's own cluster id, not 0.
