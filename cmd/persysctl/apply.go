@@ -108,8 +108,8 @@ func (c *cli) apply(ctx context.Context, o applyOptions) error {
 				return err
 			}
 			f := c.explain(err, true)
-			f.text = fmt.Sprintf("%s (%s had been applied before)", strings.TrimSuffix(f.text, "."), plural(through, "workload"))
-			f.hint = orText(f.hint, "correct that and type the same command again: workloads that are applied already are not touched")
+			f.text = fmt.Sprintf("%s (%s had been applied before)", strings.TrimSuffix(f.text, "."), screen.Plural(through, "workload"))
+			f.hint = cmp.Or(f.hint, "correct that and type the same command again: workloads that are applied already are not touched")
 			failures.add(f)
 			broke = true
 			break
@@ -212,7 +212,7 @@ func (c *cli) applied(req *controlv1.ApplyWorkloadRequest, r *controlv1.ApplyWor
 		}
 	}
 	if c.output == outWide {
-		line += fmt.Sprintf("  revision %s, generation %d, index %d", orText(r.GetRevisionId(), screen.None), r.GetGeneration().GetSequence(), r.GetIndex())
+		line += fmt.Sprintf("  revision %s, generation %d, index %d", cmp.Or(r.GetRevisionId(), screen.None), r.GetGeneration().GetSequence(), r.GetIndex())
 	}
 	writeLines(c.out, []string{line})
 }
@@ -265,7 +265,7 @@ func (c *cli) parse(o applyOptions) ([]*controlv1.ApplyWorkloadRequest, error) {
 	for _, f := range faults {
 		fmt.Fprintln(c.err, screen.Clean(f))
 	}
-	return nil, failf(exitFailed, "", "%s, nothing was sent", plural(len(faults), "mistake"))
+	return nil, failf(exitFailed, "", "%s, nothing was sent", screen.Plural(len(faults), "mistake"))
 }
 
 // fileFailure is the failure of reading or writing a file; it names the file.
@@ -290,16 +290,16 @@ func (c *cli) showDryRun(requests []*controlv1.ApplyWorkloadRequest) error {
 		s, res := r.GetSpec(), r.GetSpec().GetResources()
 		cpu, memory := screen.None, screen.None
 		if v := res.GetCpuMillicores(); v > 0 {
-			cpu = cores(v)
+			cpu = screen.Cores(v)
 		}
 		if v := res.GetMemoryMb(); v > 0 {
-			memory = mib(v)
+			memory = screen.MiB(v)
 		}
 		t.Add(screen.Text(r.GetWorkloadId()), screen.Text(s.GetType()), screen.Text(cmp.Or(r.GetDesiredState(), "running")),
 			screen.Text(fmt.Sprint(max(1, s.GetCount()))), screen.Text(cpu), screen.Text(memory), screen.Text(origin(s)))
 	}
 	c.print(t)
-	fmt.Fprintf(c.err, "%s checked, nothing was sent\n", plural(len(requests), "workload"))
+	fmt.Fprintf(c.err, "%s checked, nothing was sent\n", screen.Plural(len(requests), "workload"))
 	return nil
 }
 

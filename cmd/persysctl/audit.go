@@ -73,7 +73,7 @@ func (c *cli) auditTable(list []*clusterv1.Event) *screen.Table {
 		result := screen.Styled("done", screen.Good)
 		switch e.GetType() {
 		case "Mutation", "CallRefused", "JoinRefused":
-			result = screen.Styled(screen.Clean(joinNonEmpty(": ", e.GetReason(), e.GetMessage())), screen.Warn)
+			result = screen.Styled(screen.Clean(screen.Join(": ", e.GetReason(), e.GetMessage())), screen.Warn)
 		}
 		what := e.GetType()
 		switch e.GetType() {
@@ -86,10 +86,10 @@ func (c *cli) auditTable(list []*clusterv1.Event) *screen.Table {
 		case "SessionClosed":
 			result = screen.Styled(screen.Clean(e.GetMessage()), screen.Dim)
 		}
-		if v := joinNonEmpty("", e.GetDetails()["command"], e.GetDetails()["call"]); v != "" {
+		if v := screen.Join("", e.GetDetails()["command"], e.GetDetails()["call"]); v != "" {
 			what = v
 		}
-		about := joinNonEmpty(" ", e.GetWorkloadId(), onNode(e.GetNodeId()))
+		about := screen.Join(" ", e.GetWorkloadId(), onNode(e.GetNodeId()))
 		if about == "" && result.Text == "done" {
 			about = e.GetMessage()
 		}
@@ -97,7 +97,7 @@ func (c *cli) auditTable(list []*clusterv1.Event) *screen.Table {
 		if c.output == outWide {
 			when = e.GetAt().AsTime().In(c.zone).Format(time.RFC3339)
 		}
-		t.Add(screen.Text(when), screen.Text(joinNonEmpty(" via ", who(e.GetBy()), who(e.GetDetails()["via"]))), screen.Text(caller(e)), screen.Text(what), screen.Text(about), result)
+		t.Add(screen.Text(when), screen.Text(screen.Join(" via ", who(e.GetBy()), who(e.GetDetails()["via"]))), screen.Text(caller(e)), screen.Text(what), screen.Text(about), result)
 	}
 	return t
 }

@@ -103,10 +103,10 @@ func (c *cli) backupCreate(ctx context.Context, path string) (err error) {
 	return c.emit(head, func() {
 		i := head.GetInfo()
 		c.say(path, screen.Good, "written")
-		writeLines(c.out, []string{fmt.Sprintf("%s of cluster %s at index %d, from %s: %s, %s", bytesize(size), i.GetClusterId(), i.GetIndex(),
-			screen.Clean(head.GetReplica()), plural(i.GetWorkloads(), "workload"), plural(i.GetNodes(), "node"))})
+		writeLines(c.out, []string{fmt.Sprintf("%s of cluster %s at index %d, from %s: %s, %s", screen.Bytes(size), i.GetClusterId(), i.GetIndex(),
+			screen.Clean(head.GetReplica()), screen.Plural(i.GetWorkloads(), "workload"), screen.Plural(i.GetNodes(), "node"))})
 		if age := time.Duration(head.GetAgeMs()) * time.Millisecond; age > 5*time.Second {
-			c.empty(fmt.Sprintf("%s has had no contact with a leader for %s: later changes are missing", screen.Clean(head.GetReplica()), span(age)), "persysctl status")
+			c.empty(fmt.Sprintf("%s has had no contact with a leader for %s: later changes are missing", screen.Clean(head.GetReplica()), screen.Span(age)), "persysctl status")
 		}
 	})
 }
@@ -244,7 +244,7 @@ func (c *cli) showRestore(r *clusterv1.RestoreBackupResponse, verb string) {
 
 func restoreLines(r *clusterv1.RestoreBackupResponse, verb string) []string {
 	line := func(n int32, what string, ids []string) string {
-		s := fmt.Sprintf("%s %s %s", plural(n, "workload"), agree(verb, n), what)
+		s := fmt.Sprintf("%s %s %s", screen.Plural(n, "workload"), agree(verb, n), what)
 		if len(ids) > 0 {
 			const shown = 8
 			names := make([]string, 0, shown)
@@ -265,7 +265,7 @@ func restoreLines(r *clusterv1.RestoreBackupResponse, verb string) []string {
 		line(r.GetUnchangedCount(), "left as they are", nil),
 	}
 	if n := r.GetNodesAdded(); n > 0 {
-		lines = append(lines, fmt.Sprintf("%s %s known again", plural(n, "node"), agree(verb, n)))
+		lines = append(lines, fmt.Sprintf("%s %s known again", screen.Plural(n, "node"), agree(verb, n)))
 	}
 	return lines
 }

@@ -84,7 +84,7 @@ func (c *cli) showAuthorities(list []*clusterv1.AuthorityInfo) {
 	for _, a := range list {
 		state := screen.Styled("issues", screen.Good)
 		if wait := a.GetActiveAt().AsTime().Sub(c.now()); wait > 0 {
-			state = screen.Styled("issues in "+span(wait), screen.Warn)
+			state = screen.Styled("issues in "+screen.Span(wait), screen.Warn)
 		} else if !a.GetIssues() {
 			state = screen.Styled("trusted", screen.Dim)
 		}

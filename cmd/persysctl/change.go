@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -81,7 +82,7 @@ func (c *cli) refusedWorkload(ctx context.Context, id, why string) error {
 			return c.orGroup(ctx, id, f)
 		}
 	}
-	f := &failure{code: exitFailed, text: id + " was refused: " + screen.Clean(orText(why, "no reason given"))}
+	f := &failure{code: exitFailed, text: id + " was refused: " + screen.Clean(cmp.Or(why, "no reason given"))}
 	if m := nextCommand.FindStringSubmatchIndex(f.text); m != nil {
 		f.hint, f.text = f.text[m[2]:m[3]], f.text[:m[0]]
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"strings"
 	"time"
@@ -66,7 +67,7 @@ func (c *cli) workloadIDs(ctx context.Context, word string) []string {
 	}
 	var out []string
 	for _, w := range r.GetWorkloads() {
-		out = append(out, w.GetWorkloadId()+"\t"+screen.Clean(joinNonEmpty(" ", w.GetStatus(), onNode(w.GetAssignedNodeId()))))
+		out = append(out, w.GetWorkloadId()+"\t"+screen.Clean(screen.Join(" ", w.GetStatus(), onNode(w.GetAssignedNodeId()))))
 	}
 	return out
 }
@@ -90,7 +91,7 @@ func (c *cli) replicaNames(ctx context.Context, _ string) []string {
 	}
 	var out []string
 	for _, p := range r.GetReplicas() {
-		out = append(out, orText(p.GetName(), p.GetId())+"\t"+p.GetRole())
+		out = append(out, cmp.Or(p.GetName(), p.GetId())+"\t"+p.GetRole())
 	}
 	return out
 }

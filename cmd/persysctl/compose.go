@@ -73,7 +73,7 @@ func (c *cli) checkCompose(name string) error {
 		return err
 	}
 	if refused > 0 {
-		return failf(exitFailed, "", "%s: %s refused", name, plural(refused, "key"))
+		return failf(exitFailed, "", "%s: %s refused", name, screen.Plural(refused, "key"))
 	}
 	return nil
 }

@@ -242,7 +242,7 @@ func (c *cli) noteStale(age time.Duration) {
 		return
 	}
 	c.staleNoted = true
-	text := "stale, " + span(age) + " old"
+	text := "stale, " + screen.Span(age) + " old"
 	if !c.stale {
 		text += ": there is no leader to confirm it"
 	}

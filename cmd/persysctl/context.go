@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"path/filepath"
 	"strings"
@@ -228,7 +229,7 @@ func (c *cli) showContext(args []string) error {
 	}
 	return c.emitValue(x, func() {
 		f := &screen.Facts{}
-		f.Add("Context", screen.Styled(orText(x.Name, screen.None), screen.Bold))
+		f.Add("Context", screen.Styled(cmp.Or(x.Name, screen.None), screen.Bold))
 		f.Add("Server", screen.Text(x.Server))
 		f.Add("By", screen.Text(fmt.Sprintf("%s, %s", x.Transport(), x.Security())))
 		f.Add("Cluster id", screen.Text(x.ClusterID))

@@ -85,9 +85,9 @@ func (c *cli) showDrain(id string, r *clusterv1.NodeActionResponse, o drainOptio
 		writeLines(c.out, []string{id + " " + c.paint.Paint(screen.Good, "is draining") + "; it has nothing to move"})
 		return
 	case o.preview:
-		writeLines(c.out, []string{fmt.Sprintf("Draining %s would move %s:", id, plural(len(moves), "workload"))})
+		writeLines(c.out, []string{fmt.Sprintf("Draining %s would move %s:", id, screen.Plural(len(moves), "workload"))})
 	default:
-		writeLines(c.out, []string{fmt.Sprintf("%s %s; moving %s:", id, c.paint.Paint(screen.Good, "is draining"), plural(len(moves), "workload"))})
+		writeLines(c.out, []string{fmt.Sprintf("%s %s; moving %s:", id, c.paint.Paint(screen.Good, "is draining"), screen.Plural(len(moves), "workload"))})
 	}
 	t := screen.NewTable(screen.Column{Title: "WORKLOAD", Gives: 1, Least: 20, Keeps: screen.Middle}, screen.Column{Title: "TO", Gives: 2, Least: 12, Keeps: screen.Middle},
 		screen.Column{Title: "REASON", Gives: 3, Least: 16})

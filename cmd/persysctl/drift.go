@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -66,7 +67,7 @@ func (c *cli) showDrifts(list []*clusterv1.Drift) {
 		}
 		row := []screen.Cell{
 			screen.Text(d.GetNodeId()), screen.Text(d.GetWorkloadId()), screen.Styled(d.GetType(), style),
-			screen.Text(orText(d.GetSchedulerStatus(), screen.None)), screen.Text(orText(d.GetAgentStatus(), screen.None)), screen.Text(c.age(d.GetDetectedAt())),
+			screen.Text(cmp.Or(d.GetSchedulerStatus(), screen.None)), screen.Text(cmp.Or(d.GetAgentStatus(), screen.None)), screen.Text(c.age(d.GetDetectedAt())),
 		}
 		if c.output == outWide {
 			row = append(row, screen.Text(d.GetAction()), screen.Text(fmt.Sprint(d.GetRepairs())))
@@ -75,7 +76,7 @@ func (c *cli) showDrifts(list []*clusterv1.Drift) {
 	}
 	c.print(t)
 	if orphans > 0 {
-		writeLines(c.out, []string{"", plural(orphans, "orphan") + " left alone: persysctl drift adopt|delete NODE WORKLOAD"})
+		writeLines(c.out, []string{"", screen.Plural(orphans, "orphan") + " left alone: persysctl drift adopt|delete NODE WORKLOAD"})
 	}
 }
 
@@ -96,7 +97,7 @@ only if it differs from the specification.`,
 					return err
 				}
 				if len(list) != 1 {
-					return failf(exitUsage, "", "%s given, but an orphan is one workload", plural(len(list), "workload"))
+					return failf(exitUsage, "", "%s given, but an orphan is one workload", screen.Plural(len(list), "workload"))
 				}
 				if err := c.place(list); err != nil {
 					return err

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -131,7 +132,7 @@ func (c *cli) explained(err error, mutation bool, limit time.Duration) *failure 
 	case codes.Aborted:
 		switch {
 		case !dial.IsUnknownOutcome(err):
-			f.hint = orText(f.hint, "type the same command again")
+			f.hint = cmp.Or(f.hint, "type the same command again")
 		case mutation:
 			unknownOutcome(f)
 		default:
@@ -145,13 +146,13 @@ func (c *cli) explained(err error, mutation bool, limit time.Duration) *failure 
 	case codes.Canceled:
 		f.code, f.text = exitInterrupted, "interrupted"
 	case codes.Unauthenticated, codes.PermissionDenied:
-		f.hint = orText(f.hint, "use another certificate: --tls-cert FILE --tls-key FILE")
+		f.hint = cmp.Or(f.hint, "use another certificate: --tls-cert FILE --tls-key FILE")
 	case codes.Unimplemented:
 		if dial.Reason(err) == restconn.ReasonNoRoute {
 			break // its text is complete
 		}
 		f.text = "this scheduler does not know the call: " + f.text
-		f.hint = orText(f.hint, "compare `persysctl version` with the version in `persysctl status`")
+		f.hint = cmp.Or(f.hint, "compare `persysctl version` with the version in `persysctl status`")
 	}
 	return f
 }
@@ -201,10 +202,10 @@ func (c *cli) unreachable(f *failure, reason string) {
 		if _, own, ok := strings.Cut(f.text, "rounds: "); ok {
 			f.text = own
 		}
-		f.hint = orText(f.hint, "persysctl status; persysctl nodes")
+		f.hint = cmp.Or(f.hint, "persysctl status; persysctl nodes")
 	case reason == "":
 		f.text = fmt.Sprintf("no scheduler answers at %s: %s", where, shortCause(f.text))
-		f.hint = orText(f.hint, "name a scheduler with --server HOST:PORT")
+		f.hint = cmp.Or(f.hint, "name a scheduler with --server HOST:PORT")
 	}
 }
 
@@ -248,7 +249,7 @@ func (c *cli) unreachableGateway(f *failure, where, low string) {
 	case transport(low):
 		f.text, f.hint = fmt.Sprintf("no gateway answers at %s: %s", where, strings.TrimPrefix(shortCause(f.text), "connection error: ")), another
 	default:
-		f.hint = orText(f.hint, "persysctl status; persysctl nodes")
+		f.hint = cmp.Or(f.hint, "persysctl status; persysctl nodes")
 	}
 }
 

@@ -164,12 +164,12 @@ func eventText(e *clusterv1.Event) string {
 	// `persysctl audit` shows the caller.
 	delete(details, "from")
 	delete(details, "caller")
-	out := joinNonEmpty("; ", first, joinNonEmpty(": ", e.GetReason(), e.GetMessage()))
+	out := screen.Join("; ", first, screen.Join(": ", e.GetReason(), e.GetMessage()))
 	var rest []string
 	for _, k := range slices.Sorted(maps.Keys(details)) {
 		rest = append(rest, k+"="+details[k])
 	}
-	return joinNonEmpty(" ", out, strings.Join(rest, " "))
+	return screen.Join(" ", out, strings.Join(rest, " "))
 }
 
 // eventWidth is the length of the longest event type.
@@ -186,8 +186,8 @@ func (c *cli) watchEvents(ctx context.Context, req *clusterv1.EventsRequest) err
 			return c.emitItem(e)
 		}
 		kind := e.GetType()
-		about := joinNonEmpty(" ", e.GetWorkloadId(), onNode(e.GetNodeId()))
-		when, rest := c.moment(e.GetAt()), screen.Clean(joinNonEmpty("  ", about, eventText(e)))
+		about := screen.Join(" ", e.GetWorkloadId(), onNode(e.GetNodeId()))
+		when, rest := c.moment(e.GetAt()), screen.Clean(screen.Join("  ", about, eventText(e)))
 		if c.output != outWide {
 			rest = screen.Cut(rest, c.columns()-len(when)-eventWidth-2*screen.Gap, screen.Head)
 		}

@@ -128,7 +128,7 @@ func (c *cli) watch(ctx context.Context, req *clusterv1.WatchWorkloadsRequest, i
 		id := m.GetWorkload().GetWorkloadId()
 		switch {
 		case m.GetSynced():
-			for _, id := range slices.SortedFunc(maps.Keys(known), natural) {
+			for _, id := range slices.SortedFunc(maps.Keys(known), screen.Natural) {
 				if seen != nil && !seen[id] {
 					delete(known, id)
 					if err := take(watched{gone: id}); err != nil {

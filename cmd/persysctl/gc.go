@@ -71,7 +71,7 @@ func (c *cli) showGarbage(node string, req *clusterv1.CollectGarbageRequest, r *
 				result = screen.Text("would go")
 			}
 			if g.GetBytes() > 0 {
-				size = mib(g.GetBytes() >> 20)
+				size = screen.MiB(g.GetBytes() >> 20)
 			}
 			t.Add(screen.Text(g.GetKind()), screen.Text(g.GetName()), screen.Text(size), result, screen.Text(reason))
 		}
@@ -82,7 +82,7 @@ func (c *cli) showGarbage(node string, req *clusterv1.CollectGarbageRequest, r *
 		lines = append(lines, "not checked: "+screen.Clean(s))
 	}
 	if left > 0 {
-		lines = append(lines, plural(left, "orphan")+" left alone: persysctl drift adopt|delete NODE WORKLOAD, or --orphans")
+		lines = append(lines, screen.Plural(left, "orphan")+" left alone: persysctl drift adopt|delete NODE WORKLOAD, or --orphans")
 	}
 	if len(lines) > 0 {
 		writeLines(c.out, append([]string{""}, lines...))

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -47,7 +48,7 @@ func (c *cli) orGroup(ctx context.Context, id string, err error) error {
 	f.text = fmt.Sprintf("workload %q not found", id)
 	f.hint = "persysctl list"
 	if members, merr := c.members(ctx, id); merr == nil && len(members) > 0 {
-		f.text += fmt.Sprintf(", but a group of %s has that name", plural(len(members), "workload"))
+		f.text += fmt.Sprintf(", but a group of %s has that name", screen.Plural(len(members), "workload"))
 		f.hint = "persysctl list --group " + id
 	}
 	return f
@@ -63,7 +64,7 @@ func (c *cli) members(ctx context.Context, group string) ([]string, error) {
 	for _, w := range r.GetWorkloads() {
 		out = append(out, w.GetWorkloadId())
 	}
-	slices.SortFunc(out, natural)
+	slices.SortFunc(out, screen.Natural)
 	return out, nil
 }
 
@@ -104,7 +105,7 @@ func (c *cli) showWorkload(w *controlv1.WorkloadView) {
 	case w.GetType() == "vm" && w.GetStatus() == "Running":
 		f.Add("Note", screen.Text(m)) // for example, that the guest has no address
 	}
-	f.Add("Type", screen.Text(joinNonEmpty(", ", w.GetType(), w.GetImageOrSource())))
+	f.Add("Type", screen.Text(screen.Join(", ", w.GetType(), w.GetImageOrSource())))
 	if r := w.GetSpec().GetResources(); r != nil {
 		f.Add("Resources", screen.Text(resourcesText(r)))
 	}
@@ -129,14 +130,14 @@ func (c *cli) showWorkload(w *controlv1.WorkloadView) {
 	f.Add("Ports", screen.Text(portsText(w.GetPorts())))
 	f.Add("Labels", screen.Text(labelsText(w.GetLabels())))
 	if u := w.GetUsage(); u != nil {
-		text := fmt.Sprintf("CPU %s %%, memory %s, network in %s out %s", number(u.GetCpuPercent(), 1),
-			bytesize(u.GetMemoryBytes()), bytesize(u.GetNetRxBytes()), bytesize(u.GetNetTxBytes()))
+		text := fmt.Sprintf("CPU %s %%, memory %s, network in %s out %s", screen.Number(u.GetCpuPercent(), 1),
+			screen.Bytes(u.GetMemoryBytes()), screen.Bytes(u.GetNetRxBytes()), screen.Bytes(u.GetNetTxBytes()))
 		if limit := u.GetDiskLimitBytes(); limit > 0 {
 			by := "measured"
 			if u.GetDiskCapped() {
 				by = "enforced by the engine"
 			}
-			text += fmt.Sprintf(", disk %s of %s (%s)", bytesize(u.GetDiskBytes()), bytesize(limit), by)
+			text += fmt.Sprintf(", disk %s of %s (%s)", screen.Bytes(u.GetDiskBytes()), screen.Bytes(limit), by)
 		}
 		f.Add("Usage", screen.Text(text))
 	}
@@ -169,35 +170,42 @@ func (c *cli) showWorkload(w *controlv1.WorkloadView) {
 func reasonText(w *controlv1.WorkloadView) string {
 	code, message := w.GetReason().GetCode(), w.GetReason().GetMessage()
 	if message == "" {
-		message = orText(w.GetMessage(), w.GetFailureReason())
+		message = cmp.Or(w.GetMessage(), w.GetFailureReason())
 	}
-	return joinNonEmpty(": ", code, message)
+	return screen.Join(": ", code, message)
 }
 
 func (c *cli) retryText(w *controlv1.WorkloadView) string {
-	out := plural(w.GetRetryAttempts(), "attempt")
+	out := screen.Plural(w.GetRetryAttempts(), "attempt")
 	if most := w.GetRetryMaxAttempts(); most > 0 {
 		out = fmt.Sprintf("%d of %d attempts", w.GetRetryAttempts(), most)
 	}
 	if next := w.GetRetryNextAt(); next != nil {
 		if left := next.AsTime().Sub(c.now()); left > 0 {
-			return out + ", next in " + span(left)
+			return out + ", next in " + screen.Span(left)
 		}
 		return out + ", next is due"
 	}
 	return out
 }
 
+func coresText(millicores int64) string {
+	if millicores == 1000 {
+		return "1 core"
+	}
+	return screen.Cores(millicores) + " cores"
+}
+
 func resourcesText(r *controlv1.ResourceRequirements) string {
 	var parts []string
 	if v := r.GetCpuMillicores(); v > 0 {
-		parts = append(parts, plural2(cores(v), "core"))
+		parts = append(parts, coresText(v))
 	}
 	if v := r.GetMemoryMb(); v > 0 {
-		parts = append(parts, mib(v)+" memory")
+		parts = append(parts, screen.MiB(v)+" memory")
 	}
 	if v := r.GetDiskGb(); v > 0 {
-		part := gib(v) + " disk"
+		part := screen.GiB(v) + " disk"
 		if r.GetStoragePool() != "" {
 			part += " from " + r.GetStoragePool()
 		}
@@ -213,7 +221,7 @@ func portsText(ports []*controlv1.Port) string {
 		if p.GetHostPort() == 0 {
 			host = "any"
 		}
-		protocol := orText(p.GetProtocol(), "tcp")
+		protocol := cmp.Or(p.GetProtocol(), "tcp")
 		out = append(out, strings.TrimSpace(fmt.Sprintf("%s→%d/%s %s", host, p.GetContainerPort(), protocol, p.GetName())))
 	}
 	return strings.Join(out, ", ")

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strconv"
@@ -32,8 +33,8 @@ The current revision and the five before it are kept.`,
 					if v.GetPresent() {
 						number = screen.Styled(number.Text+" (now)", screen.Good)
 					}
-					t.Add(number, screen.Text(joinNonEmpty(" ", v.GetRevisionId(), v.GetCallerRevisionId())), screen.Text(c.ago(v.GetAppliedAt())),
-						screen.Text(orText(v.GetBy(), screen.None)), screen.Text(orText(changesText(v.GetChanges()), screen.None)))
+					t.Add(number, screen.Text(screen.Join(" ", v.GetRevisionId(), v.GetCallerRevisionId())), screen.Text(c.ago(v.GetAppliedAt())),
+						screen.Text(cmp.Or(v.GetBy(), screen.None)), screen.Text(cmp.Or(changesText(v.GetChanges()), screen.None)))
 				}
 				c.print(t)
 			})
@@ -73,7 +74,7 @@ only the name is shown. To compare a file with the current revision: persysctl p
 				}
 				t := screen.NewTable(screen.Column{Title: "FIELD", Gives: 1, Least: 12, Keeps: screen.Middle}, screen.Column{Title: "BEFORE", Gives: 2, Least: 12}, screen.Column{Title: "AFTER", Gives: 2, Least: 12})
 				for _, ch := range changes {
-					t.Add(screen.Text(ch.GetField()), screen.Styled(screen.Clean(orText(ch.GetBefore(), screen.None)), screen.Bad), screen.Styled(screen.Clean(orText(ch.GetAfter(), screen.None)), screen.Good))
+					t.Add(screen.Text(ch.GetField()), screen.Styled(screen.Clean(cmp.Or(ch.GetBefore(), screen.None)), screen.Bad), screen.Styled(screen.Clean(cmp.Or(ch.GetAfter(), screen.None)), screen.Good))
 				}
 				c.print(t)
 			})

@@ -96,7 +96,7 @@ func (c *cli) showIdentities(r *clusterv1.ListIdentitiesResponse) {
 		screen.Column{Title: "ISSUED", Right: true}, screen.Column{Title: "TOKEN", Wide: true}, screen.Column{Title: "FINGERPRINT", Wide: true})
 	for _, i := range r.GetIdentities() {
 		left := i.GetNotAfter().AsTime().Sub(c.now())
-		state := screen.Styled("valid for "+span(left), screen.Good)
+		state := screen.Styled("valid for "+screen.Span(left), screen.Good)
 		switch {
 		case i.GetRevoked():
 			state = screen.Styled("revoked", screen.Bad)

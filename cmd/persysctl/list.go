@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -129,8 +130,8 @@ func (c *cli) workloadTable(list []*controlv1.WorkloadView) *screen.Table {
 		screen.Column{Title: "REVISION", Wide: true}, screen.Column{Title: "GENERATION", Right: true, Wide: true},
 		screen.Column{Title: "REASON", Gives: 3, Least: 14})
 	for _, w := range list {
-		t.Add(screen.Text(w.GetWorkloadId()), screen.Text(w.GetType()), screen.State(orText(w.GetStatus(), "Unknown")), screen.Text(w.GetAssignedNodeId()), screen.Text(c.age(w.GetCreatedAt())),
-			screen.Text(c.image(w.GetImageOrSource())), screen.Text(orText(w.GetNamespace(), "default")), screen.Text(w.GetGroup()), screen.Text(strings.Join(w.GetAddresses(), ",")), screen.Text(portsText(w.GetPorts())),
+		t.Add(screen.Text(w.GetWorkloadId()), screen.Text(w.GetType()), screen.State(cmp.Or(w.GetStatus(), "Unknown")), screen.Text(w.GetAssignedNodeId()), screen.Text(c.age(w.GetCreatedAt())),
+			screen.Text(c.image(w.GetImageOrSource())), screen.Text(cmp.Or(w.GetNamespace(), "default")), screen.Text(w.GetGroup()), screen.Text(strings.Join(w.GetAddresses(), ",")), screen.Text(portsText(w.GetPorts())),
 			screen.Text(w.GetRevisionId()), screen.Text(fmt.Sprint(w.GetGeneration().GetSequence())), screen.Text(c.reasonCell(w)))
 	}
 	return t
@@ -153,11 +154,11 @@ func (c *cli) reasonCell(w *controlv1.WorkloadView) string {
 	}
 	out := w.GetReason().GetCode()
 	if m := w.GetReason().GetMessage(); m != "" {
-		out = joinNonEmpty(": ", out, m)
+		out = screen.Join(": ", out, m)
 	}
 	if next := w.GetRetryNextAt(); next != nil && w.GetStatus() == "RetryPending" {
 		if left := next.AsTime().Sub(c.now()); left > 0 {
-			out = "retry in " + span(left) + "; " + out
+			out = "retry in " + screen.Span(left) + "; " + out
 		}
 	}
 	return out
@@ -181,17 +182,17 @@ func (c *cli) watchList(ctx context.Context, o listOptions) error {
 		for _, w := range shown {
 			list = append(list, w)
 		}
-		slices.SortFunc(list, func(a, b *controlv1.WorkloadView) int { return natural(a.GetWorkloadId(), b.GetWorkloadId()) })
+		slices.SortFunc(list, func(a, b *controlv1.WorkloadView) int { return screen.Natural(a.GetWorkloadId(), b.GetWorkloadId()) })
 		lines := c.workloadTable(list).Lines(c.columns()-1, c.paint)
 		if most := max(5, c.height-3); c.height > 0 && len(lines) > most {
 			lines = append(lines[:most], c.paint.Paint(screen.Dim, fmt.Sprintf("and %d more", len(list)-most+1)))
 		}
-		lines = append(lines, c.paint.Paint(screen.Dim, fmt.Sprintf("%s, %s  (Ctrl-C ends)", plural(len(list), "workload"), c.now().In(c.zone).Format(time.TimeOnly))))
+		lines = append(lines, c.paint.Paint(screen.Dim, fmt.Sprintf("%s, %s  (Ctrl-C ends)", screen.Plural(len(list), "workload"), c.now().In(c.zone).Format(time.TimeOnly))))
 		block.Draw(lines)
 	}
 	one := func(w *controlv1.WorkloadView) {
 		// Rows come one by one, so their columns have fixed widths.
-		node := orText(w.GetAssignedNodeId(), screen.None)
+		node := cmp.Or(w.GetAssignedNodeId(), screen.None)
 		line := fmt.Sprintf("%s  %-24s  %-12s  %-14s  %s", c.now().In(c.zone).Format(time.TimeOnly), screen.Cut(w.GetWorkloadId(), 24, screen.Middle),
 			w.GetStatus(), screen.Cut(node, 14, screen.Middle), screen.Clean(c.reasonCell(w)))
 		writeLines(c.out, []string{strings.TrimRight(screen.Cut(line, c.columns(), screen.Head), " ")})

@@ -94,7 +94,7 @@ func (c *cli) outputEnded(ctx context.Context, id string) {
 	case w.GetStatus() == "Running":
 		why = "it was restarted or moved, and is Running on " + w.GetAssignedNodeId()
 	default:
-		why = "it is " + joinNonEmpty(": ", w.GetStatus(), screen.Clean(reasonText(w)))
+		why = "it is " + screen.Join(": ", w.GetStatus(), screen.Clean(reasonText(w)))
 	}
 	c.empty("The output of "+id+" has ended: "+why+".", "persysctl logs "+id+" --follow")
 }

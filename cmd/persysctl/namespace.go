@@ -216,9 +216,9 @@ var amounts = [...]struct {
 	of    func(*clusterv1.NamespaceAmounts) int64
 	text  func(int64) string
 }{
-	{"CPU", (*clusterv1.NamespaceAmounts).GetCpuMillicores, cores},
-	{"MEMORY", (*clusterv1.NamespaceAmounts).GetMemoryMib, mib},
-	{"DISK", (*clusterv1.NamespaceAmounts).GetDiskGb, gib},
+	{"CPU", (*clusterv1.NamespaceAmounts).GetCpuMillicores, screen.Cores},
+	{"MEMORY", (*clusterv1.NamespaceAmounts).GetMemoryMib, screen.MiB},
+	{"DISK", (*clusterv1.NamespaceAmounts).GetDiskGb, screen.GiB},
 	{"WORKLOADS", (*clusterv1.NamespaceAmounts).GetWorkloads, func(n int64) string { return fmt.Sprint(n) }},
 }
 

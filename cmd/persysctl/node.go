@@ -69,17 +69,17 @@ func (c *cli) showNode(n *controlv1.NodeView) {
 	if end := n.GetLeaseExpiresAt(); end != nil {
 		left := end.AsTime().Sub(c.now())
 		if left > 0 {
-			f.Add("Lease", screen.Text("ends in "+span(left)))
+			f.Add("Lease", screen.Text("ends in "+screen.Span(left)))
 		} else {
-			f.Add("Lease", screen.Styled("ended "+span(-left)+" ago", screen.Warn))
+			f.Add("Lease", screen.Styled("ended "+screen.Span(-left)+" ago", screen.Warn))
 		}
 	}
-	f.Add("CPU", screen.Text(fmt.Sprintf("%s of %s cores reserved", cores(n.GetReservedCpuMillicores()), number(n.GetTotalCpuCores(), 2))))
-	f.Add("Memory", screen.Text(fmt.Sprintf("%s of %s reserved", mib(n.GetReservedMemoryMb()), mib(n.GetTotalMemoryMb()))))
+	f.Add("CPU", screen.Text(fmt.Sprintf("%s of %s cores reserved", screen.Cores(n.GetReservedCpuMillicores()), screen.Number(n.GetTotalCpuCores(), 2))))
+	f.Add("Memory", screen.Text(fmt.Sprintf("%s of %s reserved", screen.MiB(n.GetReservedMemoryMb()), screen.MiB(n.GetTotalMemoryMb()))))
 	for _, p := range n.GetStoragePools() {
-		text := fmt.Sprintf("%s of %s reserved (%s)", gib(p.GetReservedGb()), gib(p.GetTotalGb()), p.GetType())
+		text := fmt.Sprintf("%s of %s reserved (%s)", screen.GiB(p.GetReservedGb()), screen.GiB(p.GetTotalGb()), p.GetType())
 		if p.GetUsedGb() > 0 {
-			text += ", " + gib(p.GetUsedGb()) + " in use"
+			text += ", " + screen.GiB(p.GetUsedGb()) + " in use"
 		}
 		f.Add("Pool "+screen.Clean(p.GetName()), screen.Text(text))
 	}

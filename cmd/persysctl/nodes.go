@@ -84,8 +84,8 @@ func (c *cli) nodeTable(list []*controlv1.NodeView) *screen.Table {
 		screen.Column{Title: "REASON", Gives: 1, Least: 12})
 	for _, n := range list {
 		t.Add(screen.Text(n.GetNodeId()), screen.State(nodeStatus(n)), screen.Text(fmt.Sprint(n.GetWorkloads())),
-			screen.Text(share(cores(n.GetReservedCpuMillicores()), number(n.GetTotalCpuCores(), 2))),
-			screen.Text(share(mib(n.GetReservedMemoryMb()), mib(n.GetTotalMemoryMb()))), screen.Text(diskShare(n)), screen.Text(c.age(n.GetLastHeartbeat())),
+			screen.Text(share(screen.Cores(n.GetReservedCpuMillicores()), screen.Number(n.GetTotalCpuCores(), 2))),
+			screen.Text(share(screen.MiB(n.GetReservedMemoryMb()), screen.MiB(n.GetTotalMemoryMb()))), screen.Text(diskShare(n)), screen.Text(c.age(n.GetLastHeartbeat())),
 			screen.Text(strings.Join(n.GetSupportedWorkloadTypes(), ",")), screen.Text(n.GetGrpcEndpoint()), screen.Text(n.GetAgentVersion()),
 			screen.Text(n.GetEngineId()), screen.Text(taintsText(n.GetTaints())), screen.Text(labelsText(n.GetLabels())), screen.Text(nodeReason(n)))
 	}
@@ -108,7 +108,7 @@ func diskShare(n *controlv1.NodeView) string {
 	if total == 0 {
 		return screen.None
 	}
-	return share(gib(reserved), gib(total))
+	return share(screen.GiB(reserved), screen.GiB(total))
 }
 
 func taintsText(taints []*controlv1.Taint) string {

@@ -161,7 +161,7 @@ func (c *cli) versionCommand() *cobra.Command {
 			}
 			platform := runtime.GOOS + "/" + runtime.GOARCH
 			return c.emitValue(versionInfo{version, commit, runtime.Version(), platform}, func() {
-				writeLines(c.out, []string{"persysctl " + version + " (" + joinNonEmpty(", ", commit, runtime.Version(), platform) + ")"})
+				writeLines(c.out, []string{"persysctl " + version + " (" + screen.Join(", ", commit, runtime.Version(), platform) + ")"})
 			})
 		},
 	}

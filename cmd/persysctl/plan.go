@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -71,7 +72,7 @@ func (c *cli) plan(ctx context.Context, o applyOptions) error {
 		}
 	}
 	if refused > 0 {
-		return failf(exitFailed, "", "%s would be refused", plural(refused, "workload"))
+		return failf(exitFailed, "", "%s would be refused", screen.Plural(refused, "workload"))
 	}
 	return nil
 }
@@ -95,10 +96,10 @@ func (c *cli) showPlan(r *clusterv1.PlanWorkloadsResponse) {
 	for _, w := range r.GetWorkloads() {
 		counts[w.GetAction()]++
 		row := []screen.Cell{
-			screen.Text(w.GetWorkloadId()), screen.Styled(w.GetAction(), actionStyles[w.GetAction()]), screen.Text(orText(w.GetNodeId(), screen.None)),
+			screen.Text(w.GetWorkloadId()), screen.Styled(w.GetAction(), actionStyles[w.GetAction()]), screen.Text(cmp.Or(w.GetNodeId(), screen.None)),
 		}
 		if c.output == outWide {
-			row = append(row, screen.Text(orText(w.GetPresentNodeId(), screen.None)))
+			row = append(row, screen.Text(cmp.Or(w.GetPresentNodeId(), screen.None)))
 		}
 		t.Add(append(row, screen.Text(planText(w)))...)
 	}
@@ -127,7 +128,7 @@ func turnLines(workloads []*clusterv1.PlannedWorkload) (lines []string) {
 	}
 	for _, group := range slices.Sorted(maps.Keys(members)) {
 		lines = append(lines, fmt.Sprintf("%s of %s would change in turns, at most %d at a time; `persysctl rollout status %s` follows.",
-			plural(members[group], "member"), screen.Clean(group), atATime[group], screen.Clean(group)))
+			screen.Plural(members[group], "member"), screen.Clean(group), atATime[group], screen.Clean(group)))
 	}
 	return lines
 }
@@ -147,7 +148,7 @@ func changesText(changes []*clusterv1.FieldChange) string {
 		case ch.GetBefore() == "" && ch.GetAfter() == "":
 			parts = append(parts, ch.GetField())
 		default:
-			parts = append(parts, fmt.Sprintf("%s: %s → %s", ch.GetField(), orText(ch.GetBefore(), screen.None), orText(ch.GetAfter(), screen.None)))
+			parts = append(parts, fmt.Sprintf("%s: %s → %s", ch.GetField(), cmp.Or(ch.GetBefore(), screen.None), cmp.Or(ch.GetAfter(), screen.None)))
 		}
 	}
 	return strings.Join(parts, ", ")

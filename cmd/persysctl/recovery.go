@@ -91,7 +91,7 @@ func (c *cli) recoveryShow(ctx context.Context, prefix string) error {
 			f.Add("Attached", screen.Text("etcd cluster "+screen.Clean(r.GetAttachedEtcd())))
 		}
 		p := r.GetPresent()
-		f.Add("State", screen.Text(fmt.Sprintf("%s, %s, index %d", plural(p.GetWorkloads(), "workload"), plural(p.GetNodes(), "node"), p.GetIndex())))
+		f.Add("State", screen.Text(fmt.Sprintf("%s, %s, index %d", screen.Plural(p.GetWorkloads(), "workload"), screen.Plural(p.GetNodes(), "node"), p.GetIndex())))
 		switch m := r.GetContent(); {
 		case r.GetContentError() != "":
 			f.Add("etcd", screen.Styled("cannot be read: "+screen.Clean(r.GetContentError()), screen.Bad))
@@ -139,7 +139,7 @@ func contentText(m *clusterv1.MirrorContent) string {
 	if m.GetNodes()+m.GetWorkloads()+m.GetProblemCount() == 0 {
 		return "empty"
 	}
-	return fmt.Sprintf("%s, %s, %s, %s", plural(m.GetWorkloads(), "workload"), plural(m.GetNodes(), "node"), plural(m.GetEvents(), "event"), plural(m.GetDrifts(), "drift"))
+	return fmt.Sprintf("%s, %s, %s, %s", screen.Plural(m.GetWorkloads(), "workload"), screen.Plural(m.GetNodes(), "node"), screen.Plural(m.GetEvents(), "event"), screen.Plural(m.GetDrifts(), "drift"))
 }
 
 func writtenBy(m *clusterv1.MirrorContent) string {
@@ -178,7 +178,7 @@ func (c *cli) showProblems(m *clusterv1.MirrorContent) {
 	if n == 0 {
 		return
 	}
-	lines := []string{"", fmt.Sprintf("%s cannot be read:", plural(m.GetProblemCount(), "key"))}
+	lines := []string{"", fmt.Sprintf("%s cannot be read:", screen.Plural(m.GetProblemCount(), "key"))}
 	for _, p := range m.GetProblems()[:min(len(m.GetProblems()), shownProblems)] {
 		lines = append(lines, "  "+screen.Clean(p.GetKey())+": "+screen.Clean(p.GetReason()))
 	}
@@ -221,7 +221,7 @@ func (c *cli) recoveryRestore(ctx context.Context, o recoverOptions) error {
 
 func keyLines(r *clusterv1.RestoreMirrorResponse, verb string, each bool) []string {
 	lines := []string{fmt.Sprintf("%s of etcd %s created, %d changed, %d removed; %d equal",
-		plural(r.GetCreated(), "key"), agree(verb, r.GetCreated()), r.GetChanged(), r.GetRemoved(), r.GetEqual())}
+		screen.Plural(r.GetCreated(), "key"), agree(verb, r.GetCreated()), r.GetChanged(), r.GetRemoved(), r.GetEqual())}
 	if !each {
 		return lines
 	}
@@ -277,7 +277,7 @@ func (c *cli) recoveryImport(ctx context.Context, o recoverOptions) error {
 func importLines(r *clusterv1.ImportMirrorResponse, verb string) []string {
 	lines := []string{"etcd holds " + contentText(r.GetContent()) + ", written by " + writtenBy(r.GetContent())}
 	ch := r.GetChange()
-	line := fmt.Sprintf("%s and %s %s imported", plural(ch.GetAddedCount(), "workload"), plural(ch.GetNodesAdded(), "node"), verb)
+	line := fmt.Sprintf("%s and %s %s imported", screen.Plural(ch.GetAddedCount(), "workload"), screen.Plural(ch.GetNodesAdded(), "node"), verb)
 	if names := ch.GetAdded(); len(names) > 0 {
 		const shown = 8
 		line += ": " + strings.Join(cleaned(names[:min(len(names), shown)]), ", ")

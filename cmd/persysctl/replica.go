@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -28,7 +29,7 @@ func (c *cli) transferCommand() *cobra.Command {
 				name = replicaName(st, name)
 			}
 			return c.emit(r, func() {
-				writeLines(c.out, []string{fmt.Sprintf("%s leads now (handed over in %d ms)", orText(screen.Clean(name), "another replica"), r.GetTookMs())})
+				writeLines(c.out, []string{fmt.Sprintf("%s leads now (handed over in %d ms)", cmp.Or(screen.Clean(name), "another replica"), r.GetTookMs())})
 			})
 		}),
 	}

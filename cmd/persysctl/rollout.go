@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -84,7 +85,7 @@ func (c *cli) showRollout(r *clusterv1.GetRolloutResponse) {
 	}
 	writeLines(c.out, []string{
 		rolloutLine(r),
-		fmt.Sprintf("started %s by %s", c.ago(r.GetStartedAt()), orText(r.GetBy(), "an unknown user")),
+		fmt.Sprintf("started %s by %s", c.ago(r.GetStartedAt()), cmp.Or(r.GetBy(), "an unknown user")),
 		fmt.Sprintf("at most %d unavailable; each healthy for %s within %s, else %s", u.GetMaxParallel(), time.Duration(u.GetMinHealthyTimeSeconds())*time.Second, time.Duration(u.GetHealthyDeadlineSeconds())*time.Second, then),
 		"",
 	})
@@ -98,8 +99,8 @@ func (c *cli) showRollout(r *clusterv1.GetRolloutResponse) {
 		case "Updating":
 			s = screen.Warn
 		}
-		t.Add(screen.Text(m.GetWorkloadId()), screen.Styled(m.GetState(), s), screen.Text(orText(m.GetStatus(), screen.None)), screen.Text(orText(m.GetNodeId(), screen.None)),
-			screen.Text(orText(m.GetRevisionId(), screen.None)), screen.Text(orText(screen.Clean(m.GetReason()), screen.None)))
+		t.Add(screen.Text(m.GetWorkloadId()), screen.Styled(m.GetState(), s), screen.Text(cmp.Or(m.GetStatus(), screen.None)), screen.Text(cmp.Or(m.GetNodeId(), screen.None)),
+			screen.Text(cmp.Or(m.GetRevisionId(), screen.None)), screen.Text(cmp.Or(screen.Clean(m.GetReason()), screen.None)))
 	}
 	c.print(t)
 }
@@ -116,7 +117,7 @@ func rolloutLine(r *clusterv1.GetRolloutResponse) string {
 	if r.GetReverting() {
 		what = map[string]string{"Running": "goes back", "Paused": "is paused on its way back", "Completed": "went back"}[r.GetPhase()]
 	}
-	line := fmt.Sprintf("%s %s, %d of %d done", r.GetGroup(), orText(what, r.GetPhase()), done, len(r.GetMembers()))
+	line := fmt.Sprintf("%s %s, %d of %d done", r.GetGroup(), cmp.Or(what, r.GetPhase()), done, len(r.GetMembers()))
 	if why := screen.Clean(r.GetReason()); why != "" {
 		line += ": " + why
 	}

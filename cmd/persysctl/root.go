@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"fmt"
@@ -93,7 +94,7 @@ func (c *cli) misuse(root, cmd *cobra.Command, err error) error {
 	text, _, _ := strings.Cut(err.Error(), "\n")
 	if m := parseError.FindStringSubmatchIndex(text); m != nil {
 		rule := map[string]string{"Int": "must be a whole number", "Uint": "must be a whole number, 0 or more", "Bool": "must be true or false"}
-		text = text[:m[0]] + orText(rule[text[m[2]:m[3]]], "cannot be read")
+		text = text[:m[0]] + cmp.Or(rule[text[m[2]:m[3]]], "cannot be read")
 	}
 	f := &failure{code: exitUsage, text: text, hint: cmd.CommandPath() + " --help"}
 	if word, ok := strings.CutPrefix(text, "unknown command "); ok {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -107,7 +108,7 @@ func (c *cli) status(ctx context.Context) error {
 func (c *cli) showStatus(r *clusterv1.StatusResponse) {
 	leader := replicaName(r, r.GetLeaderId())
 	f := &screen.Facts{}
-	f.Add("Cluster", screen.Text(joinNonEmpty(", shard ", orText(r.GetClusterId(), "not formed yet"), r.GetShard())))
+	f.Add("Cluster", screen.Text(screen.Join(", shard ", cmp.Or(r.GetClusterId(), "not formed yet"), r.GetShard())))
 	mode := screen.State(r.GetMode())
 	if r.GetModeReason() != "" && r.GetMode() != "normal" {
 		mode.Text += ": " + screen.Clean(r.GetModeReason())
@@ -116,7 +117,7 @@ func (c *cli) showStatus(r *clusterv1.StatusResponse) {
 	if leader == "" {
 		f.Add("Leader", screen.Styled("none: writes wait until a majority of the replicas is up", screen.Bad))
 	} else {
-		f.Add("Leader", screen.Styled(screen.Clean(joinNonEmpty(" at ", leader, r.GetLeaderAddr())), screen.Good))
+		f.Add("Leader", screen.Styled(screen.Clean(screen.Join(" at ", leader, r.GetLeaderAddr())), screen.Good))
 	}
 	f.Add("Term", screen.Text(fmt.Sprint(r.GetTerm())))
 	f.Add("Index", screen.Text(fmt.Sprintf("%d (committed %d, applied %d)", r.GetLastIndex(), r.GetCommitIndex(), r.GetAppliedIndex())))
@@ -147,9 +148,9 @@ func (c *cli) replicaTable(r *clusterv1.StatusResponse) *screen.Table {
 		screen.Column{Title: "ID", Wide: true}, screen.Column{Title: "RAFT", Wide: true}, screen.Column{Title: "HTTP", Wide: true}, screen.Column{Title: "GOSSIP", Wide: true})
 	fromLeader := r.GetSelfId() == r.GetLeaderId()
 	replicas := slices.Clone(r.GetReplicas())
-	slices.SortStableFunc(replicas, func(a, b *clusterv1.Replica) int { return natural(a.GetName(), b.GetName()) })
+	slices.SortStableFunc(replicas, func(a, b *clusterv1.Replica) int { return screen.Natural(a.GetName(), b.GetName()) })
 	for _, p := range replicas {
-		name, role := screen.Cell{Text: "  " + screen.Clean(orText(p.GetName(), p.GetId()))}, screen.State(p.GetRole())
+		name, role := screen.Cell{Text: "  " + screen.Clean(cmp.Or(p.GetName(), p.GetId()))}, screen.State(p.GetRole())
 		index, lag := screen.None, screen.None
 		switch {
 		case p.GetSelf():
@@ -165,11 +166,11 @@ func (c *cli) replicaTable(r *clusterv1.StatusResponse) *screen.Table {
 			}
 		}
 		if p.GetId() == r.GetLeaderId() && p.GetId() != "" {
-			name, role = screen.Styled("* "+screen.Clean(orText(p.GetName(), p.GetId())), screen.Bold), screen.State("leader")
+			name, role = screen.Styled("* "+screen.Clean(cmp.Or(p.GetName(), p.GetId())), screen.Bold), screen.State("leader")
 		}
 		health := screen.State(p.GetHealth())
 		if fromLeader && !p.GetSelf() && p.GetLastContactMs() > 3000 {
-			health = screen.Styled(health.Text+", silent "+span(time.Duration(p.GetLastContactMs())*time.Millisecond), screen.Warn)
+			health = screen.Styled(health.Text+", silent "+screen.Span(time.Duration(p.GetLastContactMs())*time.Millisecond), screen.Warn)
 		}
 		t.Add(name, role, screen.Text(p.GetGrpcAddr()), screen.Text(index), screen.Text(lag), health, screen.Text(p.GetVersion()),
 			screen.Text(p.GetId()), screen.Text(p.GetRaftAddr()), screen.Text(p.GetHttpAddr()), screen.Text(p.GetGossipAddr()))

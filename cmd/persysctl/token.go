@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -46,7 +47,7 @@ token as a password.`,
 			}
 			return c.emit(r, func() {
 				writeLines(c.out, []string{r.GetToken()})
-				c.empty(fmt.Sprintf("Valid until %s, %s.", r.GetInfo().GetExpiresAt().AsTime().In(c.zone).Format(time.RFC3339), plural(int(r.GetInfo().GetUsesLeft()), "use")), joinHint(req.GetRole()))
+				c.empty(fmt.Sprintf("Valid until %s, %s.", r.GetInfo().GetExpiresAt().AsTime().In(c.zone).Format(time.RFC3339), screen.Plural(int(r.GetInfo().GetUsesLeft()), "use")), joinHint(req.GetRole()))
 			})
 		}),
 	}
@@ -100,14 +101,14 @@ func (c *cli) showTokens(list []*clusterv1.TokenInfo) {
 		screen.Column{Title: "ACCESS"}, screen.Column{Title: "USES", Right: true}, screen.Column{Title: "EXPIRES"}, screen.Column{Title: "BY", Gives: 2, Least: 10})
 	for _, k := range list {
 		left := k.GetExpiresAt().AsTime().Sub(c.now())
-		state := screen.Styled("in "+span(left), screen.Good)
+		state := screen.Styled("in "+screen.Span(left), screen.Good)
 		switch {
 		case left <= 0:
 			state = screen.Styled("expired", screen.Bad)
 		case k.GetUsesLeft() == 0:
 			state = screen.Styled("used up", screen.Dim)
 		}
-		t.Add(screen.Text(k.GetId()), screen.Text(k.GetRole()), screen.Text(orText(k.GetName(), "any new")), screen.Text(k.GetAccess()),
+		t.Add(screen.Text(k.GetId()), screen.Text(k.GetRole()), screen.Text(cmp.Or(k.GetName(), "any new")), screen.Text(k.GetAccess()),
 			screen.Text(fmt.Sprint(k.GetUsesLeft())), state, screen.Text(who(k.GetCreatedBy())))
 	}
 	c.print(t)

@@ -123,7 +123,7 @@ func (c *cli) topNodes(ctx context.Context, o topOptions) (*screen.Table, func()
 		return 0
 	}
 	slices.SortStableFunc(all.Nodes, func(a, b *controlv1.NodeView) int {
-		return cmp.Or(cmp.Compare(key(b), key(a)), natural(a.GetNodeId(), b.GetNodeId()))
+		return cmp.Or(cmp.Compare(key(b), key(a)), screen.Natural(a.GetNodeId(), b.GetNodeId()))
 	})
 	if o.limit > 0 && len(all.Nodes) > o.limit {
 		all.Nodes = all.Nodes[:o.limit]
@@ -145,13 +145,13 @@ func (c *cli) topNodes(ctx context.Context, o topOptions) (*screen.Table, func()
 		cpu, cpuShare, memory, memoryShare, disk, in, out := screen.None, screen.None, screen.None, screen.None, screen.None, screen.None, screen.None
 		if u := n.GetUsage(); u != nil {
 			total := int64(n.GetTotalCpuCores() * 1000)
-			cpu, cpuShare = share(cores(u.GetCpuUsedMillicores()), number(n.GetTotalCpuCores(), 2)), percentText(u.GetCpuUsedMillicores(), total)
-			memory, memoryShare = share(mib(u.GetMemoryUsedMb()), mib(n.GetTotalMemoryMb())), percentText(u.GetMemoryUsedMb(), n.GetTotalMemoryMb())
-			disk = share(gib(u.GetDiskUsedGb()), gib(poolTotal(n)))
-			in, out = bytesize(u.GetNetRxBytes()), bytesize(u.GetNetTxBytes())
+			cpu, cpuShare = share(screen.Cores(u.GetCpuUsedMillicores()), screen.Number(n.GetTotalCpuCores(), 2)), percentText(u.GetCpuUsedMillicores(), total)
+			memory, memoryShare = share(screen.MiB(u.GetMemoryUsedMb()), screen.MiB(n.GetTotalMemoryMb())), percentText(u.GetMemoryUsedMb(), n.GetTotalMemoryMb())
+			disk = share(screen.GiB(u.GetDiskUsedGb()), screen.GiB(poolTotal(n)))
+			in, out = screen.Bytes(u.GetNetRxBytes()), screen.Bytes(u.GetNetTxBytes())
 		}
-		t.Add(screen.Text(n.GetNodeId()), screen.State(nodeStatus(n)), screen.Text(cpu), screen.Text(cpuShare), screen.Text(cores(n.GetReservedCpuMillicores())),
-			screen.Text(memory), screen.Text(memoryShare), screen.Text(mib(n.GetReservedMemoryMb())),
+		t.Add(screen.Text(n.GetNodeId()), screen.State(nodeStatus(n)), screen.Text(cpu), screen.Text(cpuShare), screen.Text(screen.Cores(n.GetReservedCpuMillicores())),
+			screen.Text(memory), screen.Text(memoryShare), screen.Text(screen.MiB(n.GetReservedMemoryMb())),
 			screen.Text(disk), screen.Text(diskShare(n)), screen.Text(fmt.Sprint(n.GetWorkloads())), screen.Text(in), screen.Text(out))
 	}
 	return t, emit, nil
@@ -198,7 +198,7 @@ func (c *cli) topWorkloads(ctx context.Context, o topOptions) (*screen.Table, fu
 		return 0
 	}
 	slices.SortStableFunc(all.Workloads, func(a, b *controlv1.WorkloadView) int {
-		return cmp.Or(cmp.Compare(key(b), key(a)), natural(a.GetWorkloadId(), b.GetWorkloadId()))
+		return cmp.Or(cmp.Compare(key(b), key(a)), screen.Natural(a.GetWorkloadId(), b.GetWorkloadId()))
 	})
 	if o.limit > 0 && len(all.Workloads) > o.limit {
 		all.Workloads = all.Workloads[:o.limit]
@@ -221,15 +221,15 @@ func (c *cli) topWorkloads(ctx context.Context, o topOptions) (*screen.Table, fu
 		u := w.GetUsage()
 		limit, occupies := screen.None, screen.None
 		if u.GetMemoryLimitBytes() > 0 {
-			limit = bytesize(u.GetMemoryLimitBytes())
+			limit = screen.Bytes(u.GetMemoryLimitBytes())
 		}
 		if u.GetDiskBytes() > 0 {
-			occupies = bytesize(u.GetDiskBytes())
+			occupies = screen.Bytes(u.GetDiskBytes())
 		}
 		t.Add(screen.Text(w.GetWorkloadId()), screen.Text(w.GetType()), screen.Text(w.GetAssignedNodeId()),
-			screen.Text(cores(int64(u.GetCpuPercent()*10))), screen.Text(bytesize(u.GetMemoryBytes())), screen.Text(limit),
-			screen.Text(bytesize(u.GetDiskReadBytes())), screen.Text(bytesize(u.GetDiskWriteBytes())),
-			screen.Text(bytesize(u.GetNetRxBytes())), screen.Text(bytesize(u.GetNetTxBytes())),
+			screen.Text(screen.Cores(int64(u.GetCpuPercent()*10))), screen.Text(screen.Bytes(u.GetMemoryBytes())), screen.Text(limit),
+			screen.Text(screen.Bytes(u.GetDiskReadBytes())), screen.Text(screen.Bytes(u.GetDiskWriteBytes())),
+			screen.Text(screen.Bytes(u.GetNetRxBytes())), screen.Text(screen.Bytes(u.GetNetTxBytes())),
 			screen.Text(occupies), screen.Text(c.age(u.GetCollectedAt())), screen.Text(u.GetSource()))
 	}
 	return t, emit, nil

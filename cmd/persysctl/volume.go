@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -49,14 +50,14 @@ func (c *cli) showVolumes(r *clusterv1.ListVolumesResponse) {
 		for _, v := range r.GetVolumes() {
 			size, used := screen.None, strings.Join(v.GetWorkloadIds(), ",")
 			if v.GetSizeGb() > 0 {
-				size = gib(v.GetSizeGb())
+				size = screen.GiB(v.GetSizeGb())
 			}
 			if used == "" && v.GetOwner() != "" {
 				used = "(was " + v.GetOwner() + ")"
 			}
 			t.Add(screen.Text(v.GetNodeId()), screen.Text(v.GetId()), screen.Text(size), screen.State(v.GetPhase()), screen.Text(v.GetRetainPolicy()),
-				screen.Text(orText(used, screen.None)), screen.Text(c.age(v.GetCreatedAt())), screen.Text(orText(v.GetPool(), screen.None)),
-				screen.Text(v.GetForm()), screen.Text(orText(v.GetLastError(), screen.None)))
+				screen.Text(cmp.Or(used, screen.None)), screen.Text(c.age(v.GetCreatedAt())), screen.Text(cmp.Or(v.GetPool(), screen.None)),
+				screen.Text(v.GetForm()), screen.Text(cmp.Or(v.GetLastError(), screen.None)))
 		}
 		c.print(t)
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -124,7 +125,7 @@ func (c *cli) awaitAll(ctx context.Context, goals map[string]goal, after uint64,
 		ids = append(ids, id)
 		size += len("&workload_ids=") + len(id)
 	}
-	slices.SortFunc(ids, natural)
+	slices.SortFunc(ids, screen.Natural)
 	for _, id := range ids {
 		w.all = append(w.all, &progress{id: id, goal: goals[id]})
 	}
@@ -137,7 +138,7 @@ func (c *cli) awaitAll(ctx context.Context, goals map[string]goal, after uint64,
 			req.WorkloadIds = ids
 		}
 		ended <- c.watch(ctx, req, ids, func(ch watched) error {
-			id := orText(ch.gone, ch.view.GetWorkloadId())
+			id := cmp.Or(ch.gone, ch.view.GetWorkloadId())
 			if _, ours := goals[id]; id != "" && !ours {
 				return nil // all workloads are watched, this is another one
 			}
@@ -233,7 +234,7 @@ func (w *waiter) show() {
 			continue
 		}
 		p.reported = line
-		fmt.Fprintf(w.c.err, "%7s  %-*s  %s\n", elapsed(w.elapsed()), w.widest(w.all), p.id, line)
+		fmt.Fprintf(w.c.err, "%7s  %-*s  %s\n", screen.Elapsed(w.elapsed()), w.widest(w.all), p.id, line)
 	}
 }
 
@@ -296,7 +297,7 @@ func (w *waiter) lines() []string {
 				mark, s = "✗", screen.Bad
 			}
 		}
-		clock := elapsed(took)
+		clock := screen.Elapsed(took)
 		id := screen.Cut(p.id, width, screen.Middle)
 		id += strings.Repeat(" ", width-utf8.RuneCountInString(id))
 		room := cols - 2 - width - 2 - 2 - len(clock)
@@ -327,7 +328,7 @@ func (w *waiter) verdict() error {
 	}
 	if len(failed) == 0 {
 		if len(w.all) > 1 && !w.c.errTerm {
-			fmt.Fprintf(w.c.err, "%7s  all %d done\n", elapsed(w.elapsed()), len(w.all))
+			fmt.Fprintf(w.c.err, "%7s  all %d done\n", screen.Elapsed(w.elapsed()), len(w.all))
 		}
 		return nil
 	}
@@ -356,7 +357,7 @@ func others(list []*progress) string {
 	if len(list) < 2 {
 		return ""
 	}
-	return fmt.Sprintf(" (and %s)", plural(len(list)-1, "other"))
+	return fmt.Sprintf(" (and %s)", screen.Plural(len(list)-1, "other"))
 }
 
 // waited returns the error of the wait, or that of the change before it.
@@ -366,6 +367,3 @@ func waited(before, wait error) error {
 	}
 	return wait
 }
-
-// natural orders ids with numbers by value: web-2 comes before web-10.
-func natural(a, b string) int { return screen.Natural(a, b) }

@@ -63,7 +63,7 @@ func (c *cli) showWhy(r *clusterv1.WhyResponse) {
 	}
 	f.Add("Workload", screen.Styled(screen.Clean(r.GetWorkloadId()), screen.Bold))
 	f.Add("Status", where)
-	f.Add("Reason", screen.Text(joinNonEmpty(": ", r.GetReasonCode(), r.GetReasonMessage())))
+	f.Add("Reason", screen.Text(screen.Join(": ", r.GetReasonCode(), r.GetReasonMessage())))
 	c.printFacts(f)
 	c.showLastActions(r.GetLastActions())
 
@@ -90,7 +90,7 @@ func (c *cli) verdicts(r *clusterv1.WhyResponse) *screen.Table {
 	for _, v := range r.GetNodes() {
 		verdict, why, score := screen.Styled("no", screen.Bad), rejection(v), screen.None
 		if v.GetFeasible() {
-			verdict, score = screen.Styled("fits", screen.Good), number(v.GetScore(), 3)
+			verdict, score = screen.Styled("fits", screen.Good), screen.Number(v.GetScore(), 3)
 			why = scoreText(v)
 		}
 		if v.GetNodeId() == r.GetAssignedNodeId() {
@@ -109,13 +109,13 @@ func rejection(v *clusterv1.NodeVerdict) string {
 	if strings.HasPrefix(strings.ToLower(v.GetReason()), strings.ToLower(v.GetFilter())) {
 		return v.GetReason()
 	}
-	return joinNonEmpty(": ", v.GetFilter(), v.GetReason())
+	return screen.Join(": ", v.GetFilter(), v.GetReason())
 }
 
 func scoreText(v *clusterv1.NodeVerdict) string {
 	out := ""
 	for _, p := range v.GetScoreParts() {
-		out = joinNonEmpty(" ", out, p)
+		out = screen.Join(" ", out, p)
 	}
 	return out
 }
@@ -141,7 +141,7 @@ func (c *cli) showWhyNot(r *clusterv1.WhyResponse, node string) {
 	}
 	writeLines(c.out, screen.Fold(screen.Clean(line), c.columns()))
 	if parts := scoreText(v); v.GetFeasible() && parts != "" {
-		writeLines(c.out, screen.Fold(fmt.Sprintf("Score %s: %s", number(v.GetScore(), 3), screen.Clean(parts)), c.columns()))
+		writeLines(c.out, screen.Fold(fmt.Sprintf("Score %s: %s", screen.Number(v.GetScore(), 3), screen.Clean(parts)), c.columns()))
 	}
 }
 
@@ -190,7 +190,7 @@ func actionTable[A action](c *cli, list []A) *screen.Table {
 	for _, a := range list {
 		took := screen.None
 		if a.GetStartedAt() != nil && a.GetEndedAt() != nil {
-			took = span(a.GetEndedAt().AsTime().Sub(a.GetStartedAt().AsTime()))
+			took = screen.Span(a.GetEndedAt().AsTime().Sub(a.GetStartedAt().AsTime()))
 		}
 		t.Add(screen.Text(c.age(a.GetCreatedAt())), screen.Text(a.GetActionType()), screen.State(a.GetStatus()), screen.Text(took), screen.Text(a.GetTaskId()), screen.Text(a.GetError()))
 	}
