@@ -167,10 +167,6 @@ func (a *Agents) Deliver(ctx context.Context, epoch fsm.Epoch, o sched.Order) (s
 	return sched.Ack{}, fmt.Errorf("order %d is unknown", o.Op)
 }
 
-func agentGeneration(g fsm.Generation) *agentv1.Generation {
-	return &agentv1.Generation{Incarnation: g.Incarnation, Sequence: g.Sequence}
-}
-
 func (a *Agents) apply(ctx context.Context, c agentv1.AgentServiceClient, n *fsm.Node, e *agentv1.Epoch, w *fsm.Workload) (sched.Ack, error) {
 	plain, err := spec.Unseal(w.ID, w.Spec, sealer(a.keys))
 	if err != nil {
@@ -234,7 +230,7 @@ func (a *Agents) remove(ctx context.Context, c agentv1.AgentServiceClient, n *fs
 	// A workload that moved to another node leaves its volumes on this one.
 	w, lives := a.store.View().Workload(o.Workload)
 	resp, err := c.DeleteWorkload(ctx, &agentv1.DeleteWorkloadRequest{
-		Id: o.Workload, Epoch: e, Generation: agentGeneration(o.Generation), NodeId: n.ID, InstanceId: n.Facts.InstanceID,
+		Id: o.Workload, Epoch: e, Generation: spec.AgentGeneration(o.Generation), NodeId: n.ID, InstanceId: n.Facts.InstanceID,
 		KeepVolumes: lives && w.Desired != fsm.DesiredDeleted,
 	})
 	if err != nil {

@@ -110,18 +110,11 @@ func merge(have *controlv1.ApplyWorkloadResponse, r fsm.Result) outcome {
 	have.Index = max(have.Index, r.Index)
 	for _, it := range r.Items {
 		have.WorkloadIds = append(have.WorkloadIds, it.ID)
-		have.Generation = controlGeneration(it.Generation)
+		have.Generation = spec.ControlGeneration(it.Generation)
 		have.RevisionId = it.Revision
 		have.Unchanged = have.Unchanged && it.Unchanged
 	}
 	return outcome{resp: have}
-}
-
-func controlGeneration(g fsm.Generation) *controlv1.Generation {
-	if g.IsZero() {
-		return nil
-	}
-	return &controlv1.Generation{Incarnation: g.Incarnation, Sequence: g.Sequence}
 }
 
 // applyCommands makes the commands of one request, usually one.

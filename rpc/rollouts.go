@@ -12,6 +12,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/fsm/rollout"
+	"github.com/persys/compute/spec"
 )
 
 // rolling adds the id of the running rollout to the answer of an apply with an update policy.
@@ -20,7 +21,7 @@ func (s *Server) rolling(req *controlv1.ApplyWorkloadRequest, resp *controlv1.Ap
 		return
 	}
 	if r, ok := s.store.View().Rollout(strings.TrimSpace(req.GetWorkloadId())); ok && r.Phase != rollout.Completed {
-		resp.Rollout = controlGeneration(fsm.RolloutID(r))
+		resp.Rollout = spec.ControlGeneration(fsm.RolloutID(r))
 	}
 }
 
@@ -39,7 +40,7 @@ func (s *Server) GetRollout(ctx context.Context, req *clusterv1.GetRolloutReques
 		return nil, errorf(KindNotFound, "group %q has no rollout: set `update` in a specification with a count to update member by member", group)
 	}
 	out := &clusterv1.GetRolloutResponse{
-		Group: group, Id: controlGeneration(fsm.RolloutID(r)), Phase: string(r.Phase), Reason: r.Reason,
+		Group: group, Id: spec.ControlGeneration(fsm.RolloutID(r)), Phase: string(r.Phase), Reason: r.Reason,
 		Update: &controlv1.UpdateStrategy{
 			MaxParallel: int32(r.Policy.MaxParallel), AutoRevert: r.Policy.AutoRevert,
 			MinHealthyTimeSeconds: int32(r.Policy.MinHealthy / 1e9), HealthyDeadlineSeconds: int32(r.Policy.Deadline / 1e9),

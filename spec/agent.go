@@ -29,6 +29,11 @@ func ActualOf(s agentv1.ActualState) fsm.Actual {
 	return fsm.ActualUnknown
 }
 
+// AgentGeneration converts a generation for the agent API.
+func AgentGeneration(g fsm.Generation) *agentv1.Generation {
+	return &agentv1.Generation{Incarnation: g.Incarnation, Sequence: g.Sequence}
+}
+
 // ToAgent translates a workload and its unsealed specification into the agent's API
 // (contract/wire-agent.md). It also covers what that table leaves out: privileged, CPU quota, disks
 // of a VM, Git sources, and metadata without our own bookkeeping. The caller adds the epoch and the
@@ -38,7 +43,7 @@ func ToAgent(w *fsm.Workload, plain *controlv1.WorkloadSpec) *agentv1.ApplyWorkl
 		Id:           w.ID,
 		RevisionId:   w.Revision(),
 		DesiredState: agentv1.DesiredState_DESIRED_STATE_RUNNING,
-		Generation:   &agentv1.Generation{Incarnation: w.Generation.Incarnation, Sequence: w.Generation.Sequence},
+		Generation:   AgentGeneration(w.Generation),
 		Content:      w.Content,
 		Exclusive:    plain.GetExclusive(),
 		OnLostLease:  orElse(plain.GetOnLostLease(), fsm.OnLostLeaseKeep),

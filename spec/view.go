@@ -34,7 +34,7 @@ func WorkloadView(w *fsm.Workload, detail Detail) *controlv1.WorkloadView {
 		RetryMaxAttempts:       w.Retry.MaxAttempts,
 		RetryNextAt:            stamp(w.Retry.NextAt),
 		LastUpdated:            stamp(w.UpdatedAt),
-		Generation:             &controlv1.Generation{Incarnation: w.Generation.Incarnation, Sequence: w.Generation.Sequence},
+		Generation:             ControlGeneration(w.Generation),
 		Index:                  w.ModifyIndex,
 		Group:                  w.Demand.Group,
 		Priority:               w.Demand.Priority,
@@ -83,6 +83,14 @@ func WorkloadView(w *fsm.Workload, detail Detail) *controlv1.WorkloadView {
 		v.Spec.Namespace = w.Namespace
 	}
 	return v
+}
+
+// ControlGeneration converts a generation for the control API. It is nil for zero.
+func ControlGeneration(g fsm.Generation) *controlv1.Generation {
+	if g.IsZero() {
+		return nil
+	}
+	return &controlv1.Generation{Incarnation: g.Incarnation, Sequence: g.Sequence}
 }
 
 // LastActions returns the actions of the agent on a workload as of the last order that timed out,
