@@ -189,7 +189,7 @@ func Drifts(v fsm.View, node string, found []Difference, now int64) *commandv1.S
 			repair = true
 			item.Repairs++
 			item.RepairedAt = now
-			out.Repairs = append(out.Repairs, &commandv1.DriftRepair{Workload: w.ID, Node: node, IfGeneration: generationPB(w.Generation)})
+			out.Repairs = append(out.Repairs, &commandv1.DriftRepair{Workload: w.ID, Node: node, IfGeneration: fsm.GenerationPB(w.Generation)})
 		}
 		if !open || repair || old.SchedulerStatus != d.Scheduler || old.AgentStatus != d.Agent {
 			out.Open = append(out.Open, item)

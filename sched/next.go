@@ -182,7 +182,3 @@ func chunked[T interface{ SizeVT() int }](p *planner, items []T, body func(*comm
 		items = items[n:]
 	}
 }
-
-func generationPB(g fsm.Generation) *commandv1.Generation {
-	return &commandv1.Generation{Incarnation: g.Incarnation, Sequence: g.Sequence}
-}

@@ -461,7 +461,7 @@ func TestRetries(t *testing.T) {
 		w.settle()
 		g := w.get("web").Generation
 		w.do(&commandv1.Command{Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: []*commandv1.WorkloadReport{
-			{Workload: "web", Node: "a", State: "Missing", Generation: generationPB(g)}}}}})
+			{Workload: "web", Node: "a", State: "Missing", Generation: fsm.GenerationPB(g)}}}}})
 		s := w.plan()
 		if len(s.Commands) != 0 {
 			t.Fatalf("planned at once: %v", s.Commands)
@@ -710,7 +710,7 @@ func TestANodeWithoutTheRuntimeIsLeft(t *testing.T) {
 	w.apply("web")
 	w.step()
 	w.do(&commandv1.Command{Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: []*commandv1.WorkloadReport{{
-		Workload: "web", Node: "a", Generation: generationPB(w.get("web").Generation), Refused: true, Code: fsm.CodeRuntimeNotOffered}}}}})
+		Workload: "web", Node: "a", Generation: fsm.GenerationPB(w.get("web").Generation), Refused: true, Code: fsm.CodeRuntimeNotOffered}}}}})
 	w.sent = map[Order]bool{}
 	w.settle()
 	if got := w.get("web"); got.Node != "" || !strings.Contains(got.Reason.Message, "type container") {

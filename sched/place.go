@@ -334,7 +334,7 @@ func (p *planner) assign(w *fsm.Workload, s int32, why string, own *fsm.Residual
 	p.c.promise(p.State, w.ID, w.Demand, s)
 	p.mark(w.ID)
 	p.assigned = append(p.assigned, &commandv1.Assignment{
-		Workload: w.ID, Node: node, IfGeneration: generationPB(w.Generation), Reason: why,
+		Workload: w.ID, Node: node, IfGeneration: fsm.GenerationPB(w.Generation), Reason: why,
 	})
 	p.note("Assign", w.ID, node, why)
 }
@@ -347,7 +347,7 @@ func (p *planner) explain(w *fsm.Workload, code, message string) bool {
 	}
 	if p.spend() {
 		p.unplaced = append(p.unplaced, &commandv1.Unplaced{
-			Workload: w.ID, IfGeneration: generationPB(w.Generation), Code: code, Message: message,
+			Workload: w.ID, IfGeneration: fsm.GenerationPB(w.Generation), Code: code, Message: message,
 		})
 		p.note(code, w.ID, w.Node, message)
 	}

@@ -95,7 +95,7 @@ func TestHostPortsAreWaitedFor(t *testing.T) {
 				Workloads: []*commandv1.WorkloadPut{put("web", tcp(8443))}}}})
 			x := w.get("web")
 			w.do(&commandv1.Command{Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: []*commandv1.WorkloadReport{{
-				Workload: "web", Node: "a", Generation: generationPB(x.Generation), State: "Failed", Code: "INVALID_IMAGE",
+				Workload: "web", Node: "a", Generation: fsm.GenerationPB(x.Generation), State: "Failed", Code: "INVALID_IMAGE",
 				Acknowledged: true, Ports: []*commandv1.PortBinding{{HostPort: 443, ContainerPort: 1, Protocol: "tcp"}}, ObservedAt: w.now}}}}})
 			w.apply("api", tcp(443))
 			w.settle()
@@ -120,7 +120,7 @@ func TestHostPortsAreWaitedFor(t *testing.T) {
 			w.step()
 			w.step()
 			w.do(&commandv1.Command{Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: []*commandv1.WorkloadReport{
-				{Workload: "old", Node: "a", Generation: generationPB(told), State: "Running", ObservedAt: w.now}}}}})
+				{Workload: "old", Node: "a", Generation: fsm.GenerationPB(told), State: "Running", ObservedAt: w.now}}}}})
 			w.fails["new"] = "PORT_BIND_CONFLICT"
 			w.answer()
 			w.step()
@@ -147,7 +147,7 @@ func TestHostPortsAreWaitedFor(t *testing.T) {
 			w.fails["new"] = "PORT_BIND_CONFLICT"
 			w.answer()
 			w.do(&commandv1.Command{Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: []*commandv1.WorkloadReport{
-				{Workload: "old", Node: "a", Generation: generationPB(told), State: "Running", ObservedAt: w.now}}}}})
+				{Workload: "old", Node: "a", Generation: fsm.GenerationPB(told), State: "Running", ObservedAt: w.now}}}}})
 			w.step()
 			if got := w.get("new"); got.Retry.Terminal || got.Retry.NextAt == 0 {
 				t.Fatalf("retry %+v: %+v", got.Retry, got.Reason)

@@ -103,7 +103,7 @@ func disturb(r *rapid.T, w *world) {
 		if x, ok := w.state.Workload(load); ok && x.Node != "" && x.Acknowledged {
 			state := rapid.SampledFrom([]string{"Missing", "Stopped", "Failed", "Running"}).Draw(r, "state")
 			cmd(&commandv1.Command{Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: []*commandv1.WorkloadReport{
-				{Workload: load, Node: x.Node, State: state, Generation: generationPB(x.Generation), Code: "RUNTIME_ERROR"}}}}})
+				{Workload: load, Node: x.Node, State: state, Generation: fsm.GenerationPB(x.Generation), Code: "RUNTIME_ERROR"}}}}})
 		}
 	}
 }

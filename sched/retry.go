@@ -146,7 +146,7 @@ func (p *planner) forgive(w *fsm.Workload) (acted bool, due int64) {
 	if !p.spend() {
 		return true, 0
 	}
-	p.forgiven = append(p.forgiven, &commandv1.Forgiveness{Workload: w.ID, IfGeneration: generationPB(w.Generation)})
+	p.forgiven = append(p.forgiven, &commandv1.Forgiveness{Workload: w.ID, IfGeneration: fsm.GenerationPB(w.Generation)})
 	p.mark(w.ID)
 	p.note("Forgive", w.ID, w.Node, fmt.Sprintf("has run for %d s after %d failures", p.Tuning.FailureGrace/second, w.Retry.Attempts))
 	return true, 0
@@ -167,7 +167,7 @@ func (p *planner) backoff(w *fsm.Workload, late bool) *commandv1.Retry {
 		what = fmt.Sprintf("%s: node %s accepted it and has not %s after %d s%s", fsm.CodeApplyTimeout, w.Node, goal,
 			p.Tuning.applyLimit(w)/second, prefixed(": ", w.Actual.Message))
 	}
-	r := &commandv1.Retry{Workload: w.ID, IfGeneration: generationPB(w.Generation)}
+	r := &commandv1.Retry{Workload: w.ID, IfGeneration: fsm.GenerationPB(w.Generation)}
 	if advice, ok := permanent(w.Actual.Code); ok && !stops && w.Actual.State == fsm.ActualFailed && !p.portLeaves(w) {
 		r.Attempts, r.Terminal, r.Code = w.Retry.Attempts+1, true, fsm.CodePermanentFailure
 		r.Message = what + "; a retry cannot help: " + advice
@@ -257,7 +257,7 @@ func (p *planner) retryDue() {
 		}
 		p.mark(w.ID)
 		p.retries = append(p.retries, &commandv1.Retry{
-			Workload: w.ID, IfGeneration: generationPB(w.Generation), Attempts: w.Retry.Attempts,
+			Workload: w.ID, IfGeneration: fsm.GenerationPB(w.Generation), Attempts: w.Retry.Attempts,
 			Message: fmt.Sprintf("attempt %d", w.Retry.Attempts+1),
 		})
 		p.note("Retry", w.ID, w.Node, fmt.Sprintf("attempt %d", w.Retry.Attempts+1))

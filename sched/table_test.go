@@ -17,7 +17,7 @@ func (w *world) desire(id, state string) fsm.Result {
 func (w *world) report(r *commandv1.WorkloadReport) {
 	w.t.Helper()
 	x := w.get(r.Workload)
-	r.Node, r.Generation, r.ObservedAt = x.Node, generationPB(x.Generation), w.now
+	r.Node, r.Generation, r.ObservedAt = x.Node, fsm.GenerationPB(x.Generation), w.now
 	w.do(&commandv1.Command{Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: []*commandv1.WorkloadReport{r}}}})
 }
 
@@ -234,7 +234,7 @@ func TestReconcilePass(t *testing.T) {
 			w := running(t)
 			w.desire("web", "Stopped")
 			w.do(&commandv1.Command{Body: &commandv1.Command_ExplainUnplaced{ExplainUnplaced: &commandv1.ExplainUnplaced{Workloads: []*commandv1.Unplaced{
-				{Workload: "web", IfGeneration: generationPB(w.get("web").Generation), Code: fsm.CodeDispatchFailed, Message: "refused"}}}}})
+				{Workload: "web", IfGeneration: fsm.GenerationPB(w.get("web").Generation), Code: fsm.CodeDispatchFailed, Message: "refused"}}}}})
 			if got := w.does(w.now + second); got != "apply Stopped" {
 				t.Fatalf("%q", got)
 			}

@@ -173,7 +173,7 @@ func (w *world) answer() {
 		if n, ok := w.state.Node(o.Node); !ok || !n.Up || !w.heard[o.Node] {
 			continue
 		}
-		r := &commandv1.WorkloadReport{Workload: o.Workload, Node: o.Node, Generation: generationPB(o.Generation), ObservedAt: w.now}
+		r := &commandv1.WorkloadReport{Workload: o.Workload, Node: o.Node, Generation: fsm.GenerationPB(o.Generation), ObservedAt: w.now}
 		if o.Op == OpDelete {
 			r.Gone = true
 		} else {
@@ -197,7 +197,7 @@ func (w *world) say(id, state string) {
 	w.t.Helper()
 	x := w.get(id)
 	w.do(&commandv1.Command{Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: []*commandv1.WorkloadReport{
-		{Workload: id, Node: x.Node, State: state, Generation: generationPB(x.Generation), ObservedAt: w.now}}}}})
+		{Workload: id, Node: x.Node, State: state, Generation: fsm.GenerationPB(x.Generation), ObservedAt: w.now}}}}})
 }
 
 func sortedOrders(m map[Order]bool) []Order {

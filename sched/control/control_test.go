@@ -72,7 +72,7 @@ func (b *bench) put(id string) sched.Order {
 	changes = append(changes, b.apply(&commandv1.Command{
 		Head: &commandv1.Head{Epoch: &commandv1.Epoch{Incarnation: 1, Term: 1}, At: b.now.Wall, By: "leader"},
 		Body: &commandv1.Command_Assign{Assign: &commandv1.Assign{Assignments: []*commandv1.Assignment{{
-			Workload: id, Node: "a", IfGeneration: protoGeneration(w.Generation),
+			Workload: id, Node: "a", IfGeneration: fsm.GenerationPB(w.Generation),
 		}}}},
 	})...)
 	w, _ = b.state.Workload(id)

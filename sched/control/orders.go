@@ -301,7 +301,7 @@ func (t *Term) complain(o sched.Order, err error) {
 		Body: &commandv1.Command_ExplainUnplaced{ExplainUnplaced: &commandv1.ExplainUnplaced{
 			Workloads: []*commandv1.Unplaced{{
 				Workload:     o.Workload,
-				IfGeneration: protoGeneration(o.Generation),
+				IfGeneration: fsm.GenerationPB(o.Generation),
 				Code:         fsm.CodeDispatchFailed,
 				Message:      "node " + o.Node + " could not be told: " + err.Error(),
 			}},

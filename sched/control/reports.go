@@ -62,7 +62,7 @@ func (r *reports) add(it *commandv1.WorkloadReport) {
 // later generation, or says "gone" of the same one, or says how the workload runs where
 // the new one is only the answer to its order, which it has overtaken.
 func keepOld(old, it *commandv1.WorkloadReport) bool {
-	og, ng := generation(old.GetGeneration()), generation(it.GetGeneration())
+	og, ng := fsm.GenerationOf(old.GetGeneration()), fsm.GenerationOf(it.GetGeneration())
 	if og != ng {
 		return ng.Less(og) && !ng.IsZero()
 	}
@@ -71,17 +71,6 @@ func keepOld(old, it *commandv1.WorkloadReport) bool {
 
 // accepts tells the answer to an order from a report that a node sends by itself.
 func accepts(r *commandv1.WorkloadReport) bool { return r.GetAcknowledged() && !r.GetRefused() }
-
-func generation(g *commandv1.Generation) fsm.Generation {
-	return fsm.Generation{Incarnation: g.GetIncarnation(), Sequence: g.GetSequence()}
-}
-
-func protoGeneration(g fsm.Generation) *commandv1.Generation {
-	if g.IsZero() {
-		return nil
-	}
-	return &commandv1.Generation{Incarnation: g.Incarnation, Sequence: g.Sequence}
-}
 
 // reportBytes bounds the reports of one command, so that it stays below a log batch.
 const reportBytes = 192 << 10
@@ -120,7 +109,7 @@ func (t *Term) flushNext() {
 			// A report that the node sent by itself may have been committed since the
 			// order was answered, and is the later one.
 			w, ok := t.view.Workload(r.GetWorkload())
-			return accepts(r) && ok && w.Acknowledged && w.Generation == generation(r.GetGeneration())
+			return accepts(r) && ok && w.Acknowledged && w.Generation == fsm.GenerationOf(r.GetGeneration())
 		})
 		if len(batch) == 0 {
 			continue
@@ -254,7 +243,7 @@ func missing(node *fsm.Node, w *fsm.Workload) *commandv1.WorkloadReport {
 	return &commandv1.WorkloadReport{
 		Workload:   w.ID,
 		Node:       node.ID,
-		Generation: protoGeneration(w.Generation),
+		Generation: fsm.GenerationPB(w.Generation),
 		State:      string(fsm.ActualMissing),
 		Code:       fsm.CodeMissing,
 		Message:    "node " + node.ID + " no longer reports it",
@@ -266,7 +255,7 @@ func missing(node *fsm.Node, w *fsm.Workload) *commandv1.WorkloadReport {
 // decides nothing. at is Unix nanoseconds.
 func answerReport(o sched.Order, ack sched.Ack, at int64) *commandv1.WorkloadReport {
 	r := &commandv1.WorkloadReport{
-		Workload: o.Workload, Node: o.Node, Generation: protoGeneration(o.Generation), Code: ack.Code, Message: ack.Message, ObservedAt: at,
+		Workload: o.Workload, Node: o.Node, Generation: fsm.GenerationPB(o.Generation), Code: ack.Code, Message: ack.Message, ObservedAt: at,
 	}
 	switch {
 	case o.Op == sched.OpDelete:
@@ -292,7 +281,7 @@ func protoReport(node string, r *sched.Reported) *commandv1.WorkloadReport {
 	out := &commandv1.WorkloadReport{
 		Workload:      r.Workload,
 		Node:          node,
-		Generation:    protoGeneration(o.Generation),
+		Generation:    fsm.GenerationPB(o.Generation),
 		State:         string(o.State),
 		Gone:          r.Gone,
 		FailureReason: o.Failure,
