@@ -21,7 +21,7 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-// fakeAgent answers as a test says, and remembers what it was asked.
+// fakeAgent answers with functions of a test and records the requests.
 type fakeAgent struct {
 	agentv1.UnimplementedAgentServiceServer
 	addr string
@@ -84,7 +84,7 @@ func (f *fakeAgent) Logs(r *agentv1.LogsRequest, s grpc.ServerStreamingServer[ag
 	return f.logs(r, s)
 }
 
-// agentWorld is a group whose node n is served by a fake agent that has web.
+// agentWorld is a group whose node n has a fake agent with workload web.
 func agentWorld(t *testing.T, protocol uint32) (*group, *fakeAgent, *Agents, sched.Order) {
 	t.Helper()
 	g := newGroup(t, 1)
@@ -98,7 +98,7 @@ func agentWorld(t *testing.T, protocol uint32) (*group, *fakeAgent, *Agents, sch
 	return g, f, a, sched.Order{Op: sched.OpApply, Node: "n", Workload: "web", Generation: w.Generation}
 }
 
-// agent serves a fake one of node n.
+// agent serves a fake agent of node n.
 func (g *group) agent(t *testing.T, protocol uint32) *fakeAgent {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

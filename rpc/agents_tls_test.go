@@ -16,8 +16,8 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-// TestDeliverAsksWhoItIs: an order goes to the agent whose certificate is that of
-// the node, wherever the node says that it is.
+// TestDeliverAsksWhoItIs: an order goes only to an agent with the certificate of the node, whatever
+// endpoint the node registers.
 func TestDeliverAsksWhoItIs(t *testing.T) {
 	set, err := pki.DevCerts(t.TempDir(), pki.DevOptions{Cluster: "c1", Schedulers: []string{"s0"}, Agents: []string{"victim", "thief", "fleet"}})
 	ok(t, err)

@@ -190,7 +190,7 @@ func TestRequestIDs(t *testing.T) {
 		}},
 		{"an id from a clock that is far ahead is refused", func(t *testing.T, g *group) {
 			old := uuid.Must(uuid.NewV7())
-			copy(old[:6], []byte{0x7f, 0, 0, 0, 0, 0}) // minted far in the future
+			copy(old[:6], []byte{0x7f, 0, 0, 0, 0, 0}) // a time far in the future
 			req := web("w")
 			req.RequestId = old.String()
 			r, err := g.control(0).ApplyWorkload(ctxFor(t), req)
@@ -213,7 +213,7 @@ func TestRequestIDs(t *testing.T) {
 				for _, c := range cmds[:len(cmds)-1] {
 					ids[i] = append(ids[i], c.GetDeleteWorkload().GetId()+fmt.Sprintf(" %x", c.GetHead().GetRequest()))
 				}
-				// The first member goes between the two attempts.
+				// The first member is removed between the two attempts.
 				_, err = g.control(0).DeleteWorkload(ctxFor(t), &controlv1.DeleteWorkloadRequest{WorkloadId: "grp-0", Force: true})
 				ok(t, err)
 			}

@@ -12,7 +12,7 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// shapes is what commands stand for: "each 3" is three workloads judged each by itself.
+// shapes describes commands: "each 3" is a command with three workloads that are judged one by one.
 func shapes(g *group, after int) string {
 	var out []string
 	for _, c := range g.history[after:] {
@@ -25,7 +25,8 @@ func shapes(g *group, after int) string {
 	return strings.Join(out, ", ")
 }
 
-// TestSmallWorkloadsShareACommand: what stands side by side in one call, and what does not.
+// TestSmallWorkloadsShareACommand: consecutive small workloads of one call share a command, others
+// do not.
 func TestSmallWorkloadsShareACommand(t *testing.T) {
 	many := func(n int) (out []*controlv1.ApplyWorkloadRequest) {
 		for i := range n {
@@ -49,7 +50,7 @@ func TestSmallWorkloadsShareACommand(t *testing.T) {
 		fact string
 		reqs []*controlv1.ApplyWorkloadRequest
 		want string
-		says string // of success, one letter each
+		says string // success of each request, one letter each
 	}{
 		{"all that are small", many(3), "each 3", "yyy"},
 		{"one alone, as a row of one", many(1), "each 1", "y"},
@@ -90,8 +91,8 @@ func TestSmallWorkloadsShareACommand(t *testing.T) {
 	}
 }
 
-// TestARowIsAskedAgain: a scheduler that does not learn the outcome asks again by itself, with
-// the message that it has given ids to, and meets the row's receipt.
+// TestARowIsAskedAgain: after an unknown outcome a scheduler repeats the call with the ids that it
+// minted, and finds the row's receipt.
 func TestARowIsAskedAgain(t *testing.T) {
 	for i, where := range []string{"leader", "follower"} {
 		t.Run("at the "+where, func(t *testing.T) {
@@ -120,8 +121,8 @@ func TestARowIsAskedAgain(t *testing.T) {
 	}
 }
 
-// TestARepetitionThatHasMore: a part that was refused before the log when a call was first sent
-// is not under its receipt, and is not done a second time under its id.
+// TestARepetitionThatHasMore: a request that was refused before the log at the first attempt has no
+// receipt. A repetition of the call does not apply it.
 func TestARepetitionThatHasMore(t *testing.T) {
 	g := newGroup(t, 1)
 	g.raise()
@@ -142,7 +143,7 @@ func TestARepetitionThatHasMore(t *testing.T) {
 	_, there := g.view().Workload("later")
 	is(t, "stored", there, false)
 
-	// As many as before, but others.
+	// The same number of requests, but different ones.
 	req.Workloads[2] = &controlv1.ApplyWorkloadRequest{WorkloadId: "b", Spec: bad.Spec}
 	again, err = g.cluster(0).ApplyWorkloads(ctxFor(t), req)
 	ok(t, err)

@@ -19,8 +19,8 @@ const (
 	token1  = "oidc:https://idp.example.com/realms/x#ada"
 )
 
-// TestHistoryNamesTheUser: what a gateway asks for is in the history as the user's, with the
-// gateway, whichever replica was asked; who is no gateway cannot name anybody.
+// TestHistoryNamesTheUser: the history names the user and the gateway of a gateway's call, on every
+// replica. Other callers cannot name a user.
 func TestHistoryNamesTheUser(t *testing.T) {
 	g, as := tlsGroup(t)
 	last := func() *fsm.Event {

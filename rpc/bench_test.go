@@ -15,8 +15,8 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// BenchmarkApplyUnary is one ApplyWorkload per call from 256 callers over eight
-// connections to a leader whose log takes nothing: what the gRPC face costs.
+// BenchmarkApplyUnary makes one ApplyWorkload per call, from 256 callers over eight connections, to
+// a leader whose log costs nothing. It measures the gRPC layer.
 func BenchmarkApplyUnary(b *testing.B) {
 	g := newGroup(b, 1)
 	g.replicas[0].hollow = true
@@ -41,7 +41,7 @@ func BenchmarkApplyUnary(b *testing.B) {
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "calls/s")
 }
 
-// BenchmarkApplyHandler is the same without a connection.
+// BenchmarkApplyHandler makes the same calls without a connection.
 func BenchmarkApplyHandler(b *testing.B) {
 	s, ctx := hollowServer(b)
 	info := &grpc.UnaryServerInfo{FullMethod: controlv1.AgentControl_ApplyWorkload_FullMethodName}
@@ -56,7 +56,7 @@ func BenchmarkApplyHandler(b *testing.B) {
 	}
 }
 
-// BenchmarkApplyManyHandler is what one of many applies in a call costs there.
+// BenchmarkApplyManyHandler measures one of many applies in a call, without a connection.
 func BenchmarkApplyManyHandler(b *testing.B) {
 	const each = 64
 	s, ctx := hollowServer(b)
@@ -77,7 +77,7 @@ func BenchmarkApplyManyHandler(b *testing.B) {
 	}
 }
 
-// hollowServer is a leader whose log takes nothing, and the context of a call to it.
+// hollowServer returns a leader whose log costs nothing, and the context of a call to it.
 func hollowServer(b *testing.B) (*Server, context.Context) {
 	g := newGroup(b, 1)
 	g.replicas[0].hollow = true
@@ -85,7 +85,7 @@ func hollowServer(b *testing.B) (*Server, context.Context) {
 	return g.replicas[0].server, grpc.NewContextWithServerTransportStream(ctx, quiet{})
 }
 
-// quiet takes trailers and forgets them.
+// quiet ignores trailers.
 type quiet struct{ grpc.ServerTransportStream }
 
 func (quiet) SetTrailer(metadata.MD) error { return nil }

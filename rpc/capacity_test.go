@@ -8,8 +8,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// What a node keeps for itself goes off before its threshold counts; it is rounded down, and a total that
-// is to be refused by name does not turn into one that can be.
+// The reservation is subtracted before the threshold applies, and the result is rounded down. An
+// invalid total stays invalid.
 func TestOffered(t *testing.T) {
 	for _, c := range []struct {
 		total, reserved int64
@@ -33,7 +33,7 @@ func TestOffered(t *testing.T) {
 	}
 }
 
-// A node says only of pools that it registered what they hold.
+// Usage of a pool that the node did not register is ignored.
 func TestPoolsUsed(t *testing.T) {
 	n := &fsm.Node{Facts: fsm.NodeFacts{Pools: []fsm.Pool{{Name: "root"}, {Name: "fast"}}}}
 	got := poolsUsed(n, &controlv1.NodeUsage{StoragePools: []*controlv1.StoragePoolUsage{
@@ -47,7 +47,7 @@ func TestPoolsUsed(t *testing.T) {
 	}
 }
 
-// A limit is told as it was measured; one that cannot be is none.
+// A measured limit is kept; an impossible one counts as none.
 func TestDiskLimitIsTold(t *testing.T) {
 	got := used([]*controlv1.WorkloadUsageSnapshot{{DiskLimitBytes: 5, DiskCapped: true}, {DiskLimitBytes: -5}})
 	if got[0].DiskLimit != 5 || !got[0].DiskCapped || got[1].DiskLimit != 0 || got[1].DiskCapped {

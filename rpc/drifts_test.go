@@ -11,7 +11,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// drifting is a group at the newest level whose node a has an orphan ghost, and lacks web.
+// drifting returns a group at the newest feature level whose node a has an orphan named ghost and
+// lacks web.
 func drifting(t *testing.T) *group {
 	t.Helper()
 	g := newGroup(t, 1)

@@ -23,8 +23,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// echo is an agent's end of a session: it says back what it hears, and ends with 7 at the end of
-// the input.
+// echo is the agent's side of a session: it returns its input and exits with 7 at the end of the
+// input.
 func echo(stream grpc.BidiStreamingServer[agentv1.ExecRequest, agentv1.ExecResponse]) error {
 	m, err := stream.Recv()
 	if err != nil {
@@ -79,7 +79,7 @@ func openWith(t *testing.T, ctx context.Context, c clusterv1.ClusterClient, o *c
 	return s
 }
 
-// heard is what a session says, and how it ends.
+// heard returns the output of a session and its end.
 func heard(s clusterv1.Cluster_ExecClient) (out, bad string, code int32, err error) {
 	code = -1
 	for {
@@ -103,7 +103,7 @@ func heard(s clusterv1.Cluster_ExecClient) (out, bad string, code int32, err err
 	}
 }
 
-// viaOf is the gateway that an event names, without its certificate.
+// viaOf returns the gateway of an event, without its certificate.
 func viaOf(e *fsm.Event) string {
 	for _, l := range e.Details {
 		if l.Key == "via" {
@@ -114,7 +114,7 @@ func viaOf(e *fsm.Event) string {
 	return ""
 }
 
-// viewer admits a user who may only look.
+// viewer admits a user with the access level viewer.
 func viewer(g *group, name string) {
 	g.t.Helper()
 	g.do(&commandv1.Command{Body: &commandv1.Command_Admit{Admit: &commandv1.Admit{
@@ -122,13 +122,13 @@ func viewer(g *group, name string) {
 	}}})
 }
 
-// kept are the events of the cluster.
+// kept returns the stored events of the cluster.
 func kept(g *group) (out []*fsm.Event) {
 	g.view().Events(0, func(e *fsm.Event) bool { out = append(out, e); return true })
 	return out
 }
 
-// audited are the sessions in the events, as one line each.
+// audited returns the audit events, one line each.
 func audited(g *group) (out []string) {
 	for _, e := range kept(g) {
 		if e.Type == fsm.EventSessionOpened || e.Type == fsm.EventSessionClosed || e.Type == fsm.EventCallRefused {
@@ -262,8 +262,8 @@ func TestExec(t *testing.T) {
 	}
 }
 
-// A console goes through the replica that is asked, which need not lead: the leader has its record alone, and
-// may change meanwhile.
+// A console session runs through the replica that was asked, also through a follower. Only its
+// audit events need the leader, which may change during the session.
 func TestConsoleThroughAFollower(t *testing.T) {
 	g := newGroup(t, 3)
 	f := g.agent(t, 1)
@@ -301,8 +301,8 @@ func TestConsoleThroughAFollower(t *testing.T) {
 	}
 }
 
-// A follower has the leader keep the record, in its own name; who may not is kept as well,
-// and who asked through a gateway, with the gateway.
+// A follower has the leader commit audit events in the follower's own name. They cover refused
+// callers and users of a gateway.
 func TestExecRecordsFromAnyReplica(t *testing.T) {
 	g, dialAs := tlsGroup(t)
 	g.raise()
@@ -313,7 +313,7 @@ func TestExecRecordsFromAnyReplica(t *testing.T) {
 		cert, by string
 		md       []string
 		code     codes.Code
-		lines    []string // as audited has them, the beginning
+		lines    []string // prefixes of the lines from audited
 	}{
 		"a user":          {"user/ada", "persys://c1/user/ada", nil, codes.Unavailable, unreached},
 		"a gateway":       {"gateway/g", "persys://c1/gateway/g", nil, codes.Unavailable, unreached},
@@ -340,7 +340,7 @@ func TestExecRecordsFromAnyReplica(t *testing.T) {
 			is(t, "from where", slices.Contains(e.Details, fsm.Label{Key: "from", Value: "127.0.0.1"}), true)
 		}
 	}
-	// Nobody but a scheduler writes such a record.
+	// Only schedulers may commit such an event.
 	_, err := clusterv1.NewClusterClient(dialAs(0, "user/admin")).RecordSession(ctxFor(t), &clusterv1.RecordSessionRequest{Type: fsm.EventSessionClosed, By: "persys://c1/user/ada"})
 	code(t, err, codes.PermissionDenied)
 }

@@ -18,8 +18,7 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// everyCall is one good call of each unary RPC of AgentControl and the mutations
-// of Cluster.
+// everyCall makes one valid call of each unary RPC of AgentControl and of the mutations of Cluster.
 func everyCall(t testing.TB) map[string]func(context.Context, controlv1.AgentControlClient, clusterv1.ClusterClient, ...grpc.CallOption) (proto.Message, error) {
 	return map[string]func(context.Context, controlv1.AgentControlClient, clusterv1.ClusterClient, ...grpc.CallOption) (proto.Message, error){
 		"RegisterNode": func(ctx context.Context, c controlv1.AgentControlClient, _ clusterv1.ClusterClient, o ...grpc.CallOption) (proto.Message, error) {
@@ -397,8 +396,8 @@ func TestReads(t *testing.T) {
 	}
 }
 
-// TestAnAgentThatIsAwayIsNoLeaderThatIsAway: what the leader says of an agent stands wherever it was asked
-// for, and the call is made once.
+// TestAnAgentThatIsAwayIsNoLeaderThatIsAway: if the leader cannot reach an agent, a follower
+// returns that error and does not repeat the call.
 func TestAnAgentThatIsAwayIsNoLeaderThatIsAway(t *testing.T) {
 	for i, where := range []string{"leader", "follower"} {
 		t.Run(where, func(t *testing.T) {

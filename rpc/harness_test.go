@@ -29,8 +29,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// group is a replicated log in memory, shared by replicas with servers of their
-// own. Every replica applies an entry at once, unless it is held back.
+// group is a replicated log in memory that is shared by replicas with their own servers. Every
+// replica applies an entry at once, unless it is held back.
 type group struct {
 	t        testing.TB
 	replicas []*replica
@@ -40,10 +40,10 @@ type group struct {
 	index   uint64
 	leader  int // -1 = none
 	changed chan struct{}
-	history []*commandv1.Command // everything committed
+	history []*commandv1.Command // all committed commands
 }
 
-// replica is one member: the Replica and the Leader of its server.
+// replica is one member. It implements Replica and Leader for its server.
 type replica struct {
 	g      *group
 	self   Peer
@@ -56,11 +56,11 @@ type replica struct {
 
 	mu         sync.Mutex
 	lagging    bool
-	before     func(ctx context.Context) error // a Propose or Confirm fails with this
-	after      error                           // a Propose that was committed fails with this
-	local      string                          // why it is frozen by itself
+	before     func(ctx context.Context) error // error of Propose and Confirm
+	after      error                           // error of Propose after it has committed
+	local      string                          // reason for which this replica is frozen
 	contact    time.Time
-	idle       bool // leads, but its stint has not begun
+	idle       bool // leads, but its leadership term has not begun
 	beats      []sched.Heartbeat
 	callers    []string
 	transfers  []string
@@ -75,7 +75,7 @@ const (
 	holdReads  = 150 * time.Millisecond
 )
 
-// newGroup runs n replicas, the first of which leads, with nodes a and b.
+// newGroup runs n replicas with nodes a and b. The first replica leads.
 func newGroup(t testing.TB, n int, tune ...func(i int, c *Config)) *group {
 	t.Helper()
 	g := &group{t: t, state: fsm.New(), leader: 0, changed: make(chan struct{})}
@@ -143,7 +143,7 @@ func (k keys) Offered() (*pki.Key, bool, error) {
 	return key, false, err
 }
 
-// commit applies commands as one entry on every replica that is not held back.
+// commit applies commands as one entry on all replicas that are not held back.
 func (g *group) commit(cmds []fsm.Command) []fsm.Result {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -183,7 +183,7 @@ func (g *group) do(c *commandv1.Command) fsm.Result {
 	return r
 }
 
-// raise takes the group to the newest feature level.
+// raise sets the newest feature level.
 func (g *group) raise() {
 	g.t.Helper()
 	for _, r := range g.replicas {
@@ -197,7 +197,7 @@ func (g *group) mode(m fsm.Mode) {
 	g.do(&commandv1.Command{Body: &commandv1.Command_SetMode{SetMode: &commandv1.SetMode{Mode: string(m), Reason: "etcd is away"}}})
 }
 
-// place puts a workload on a node.
+// place assigns a workload to a node.
 func (g *group) place(id, node string) {
 	g.t.Helper()
 	g.do(&commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{Workloads: []*commandv1.WorkloadPut{{
@@ -216,7 +216,7 @@ func (g *group) assign(id, node string) {
 	}}}}})
 }
 
-// put applies a request through the API and binds what it makes to a node.
+// put applies a request through the API and assigns its workloads to a node.
 func (g *group) put(t testing.TB, req *controlv1.ApplyWorkloadRequest, node string) {
 	t.Helper()
 	r, err := g.control(0).ApplyWorkload(ctxFor(t), req)
@@ -228,7 +228,7 @@ func (g *group) put(t testing.TB, req *controlv1.ApplyWorkloadRequest, node stri
 	}
 }
 
-// elect makes a replica the leader, or nobody.
+// elect makes a replica the leader; -1 for none.
 func (g *group) elect(i int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -248,7 +248,7 @@ func (g *group) puts() (n int) {
 	return n
 }
 
-// lastBy is the identity in the audit line of the last command.
+// lastBy returns the identity in the head of the last command.
 func (g *group) lastBy() string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -389,7 +389,7 @@ func (r *replica) Dismiss(_ context.Context, id string) error {
 	return nil
 }
 
-// As the leader's loop:
+// Methods of Leader:
 
 var errIdle = errors.New("the stint has not begun")
 
@@ -453,7 +453,7 @@ func (r *replica) lastBeat(t testing.TB) sched.Heartbeat {
 	return r.beats[len(r.beats)-1]
 }
 
-// client dials a replica in plain text.
+// client dials a replica without TLS.
 func (r *replica) client(t testing.TB) *grpc.ClientConn {
 	t.Helper()
 	if r.conn == nil {
@@ -487,7 +487,7 @@ func with(t testing.TB, pairs ...string) context.Context {
 	return metadata.AppendToOutgoingContext(ctxFor(t), pairs...)
 }
 
-// web is a valid apply of one container.
+// web returns a valid apply of one container.
 func web(id string) *controlv1.ApplyWorkloadRequest {
 	return &controlv1.ApplyWorkloadRequest{WorkloadId: id, Spec: &controlv1.WorkloadSpec{
 		Type:      "container",

@@ -25,9 +25,9 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
-// TestPermissions holds the whole policy: who may call what, who answers, and
-// what a repetition may do. An operator who is confined to a namespace may call some
-// for what is its "own"; TestNamespaceRights holds what that means.
+// TestPermissions compares the whole policy with a golden file: who may call which method, which
+// replica answers, and whether a call may be repeated. "own" means that a confined operator may
+// call it for its own namespace, see TestNamespaceRights.
 func TestPermissions(t *testing.T) {
 	columns := []struct {
 		name string
@@ -91,7 +91,8 @@ func TestPermissions(t *testing.T) {
 	}
 }
 
-// TestClientsKnowWhatMayBeMadeAgain holds what dial knows of methods against the table.
+// TestClientsKnowWhatMayBeMadeAgain compares dial's classification of methods with the policy
+// table.
 func TestClientsKnowWhatMayBeMadeAgain(t *testing.T) {
 	for service, info := range newGroup(t, 1).replicas[0].server.GRPC().GetServiceInfo() {
 		for _, m := range info.Methods {
@@ -116,12 +117,13 @@ func TestErrorsHaveTheirCodes(t *testing.T) {
 	around := edge("exec", fmt.Errorf("it was not opened: %w", errorf(KindNoLeader, "nobody leads")))
 	is(t, "what was said around an error", status.Convert(around).Message(), "exec: it was not opened: nobody leads")
 	is(t, "its reason", dial.Reason(around), dial.ReasonNoLeader)
-	// A client must not take a dead agent for a dead replica and try them all.
+	// A client must not mistake a dead agent for a dead replica and try every replica.
 	is(t, "reason", dial.Reason(edge("logs", agentError("n1", status.Error(codes.Unavailable, "connection refused")))), dial.ReasonNoAgent)
 	is(t, "an agent's own refusal", edgeKind(agentError("n1", status.Error(codes.NotFound, "no such container"))), KindNotFound)
 }
 
-// tlsGroup is a group of two behind mutual TLS, and a way to dial it as anybody.
+// tlsGroup returns a group of two replicas with mutual TLS, and a function that dials a replica
+// with a given certificate.
 func tlsGroup(t *testing.T, tune ...func(i int, c *Config)) (*group, func(i int, who string) *grpc.ClientConn) {
 	t.Helper()
 	set, err := pki.DevCerts(t.TempDir(), pki.DevOptions{
@@ -261,7 +263,7 @@ func TestInsecureIgnoresForwardedIdentities(t *testing.T) {
 	is(t, "by", g.lastBy(), anonymous)
 }
 
-// golden holds a table, what it is of, to testdata/name.golden. Blanks at the ends of lines do not count.
+// golden compares a table with testdata/name.golden. It ignores blanks at the ends of lines.
 func golden(t *testing.T, name, what, table string) {
 	t.Helper()
 	lines := strings.Split(table, "\n")

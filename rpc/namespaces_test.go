@@ -20,14 +20,14 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// webIn is web in a namespace.
+// webIn returns web in a namespace.
 func webIn(id, namespace string) *controlv1.ApplyWorkloadRequest {
 	r := web(id)
 	r.Spec.Namespace = namespace
 	return r
 }
 
-// spaces is a group behind TLS with the namespaces a, which names ada, and b.
+// spaces returns a group with TLS and the namespaces a, which lists ada, and b.
 func spaces(t *testing.T) (*group, func(i int, who string) *grpc.ClientConn) {
 	t.Helper()
 	g, as := tlsGroup(t)
@@ -39,7 +39,7 @@ func spaces(t *testing.T) (*group, func(i int, who string) *grpc.ClientConn) {
 	return g, as
 }
 
-// rights are the calls about one workload, in an order in which each finds it.
+// rights lists calls about one workload, in an order in which it exists for each of them.
 var rights = []struct {
 	name string
 	do   func(ctx context.Context, c *grpc.ClientConn, id, namespace string) error
@@ -117,7 +117,7 @@ var rights = []struct {
 	}},
 }
 
-// inBand makes an error of an apply that was refused in its answer.
+// inBand returns an error for an apply that was refused in its response.
 func inBand(r *controlv1.ApplyWorkloadResponse, err error) error {
 	if err == nil && !r.GetSuccess() {
 		return errors.New(r.GetErrorMessage())
@@ -125,8 +125,8 @@ func inBand(r *controlv1.ApplyWorkloadResponse, err error) error {
 	return err
 }
 
-// TestNamespaceRights holds who may do what to a workload of which namespace, asked at a
-// replica that does not lead. Unknown is a refusal within an answer.
+// TestNamespaceRights compares the rights of each user on workloads of each namespace with a golden
+// file. The calls go to a follower. Unknown is a refusal in a response.
 func TestNamespaceRights(t *testing.T) {
 	g, as := spaces(t)
 	columns := []struct {
@@ -258,8 +258,7 @@ func TestNamespacesAreSeen(t *testing.T) {
 	})
 }
 
-// TestQuotaInBand: what a quota refuses is an answer with the figures, and a plan says it
-// before.
+// TestQuotaInBand: a refusal by a quota is a response with the figures, and a plan predicts it.
 func TestQuotaInBand(t *testing.T) {
 	g := newGroup(t, 1)
 	limited := &clusterv1.PutNamespaceRequest{Name: "a", Quota: &clusterv1.NamespaceAmounts{CpuMillicores: 250}}

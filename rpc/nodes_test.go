@@ -212,8 +212,8 @@ func TestHeartbeatReachesTheLoop(t *testing.T) {
 	is(t, "usage that was not sent", g.replicas[0].lastBeat(t).Used.CPU, 1)
 }
 
-// TestAFailureByItsEnumAlone: agents that send no detail say by the enum what failed, and retries are
-// judged by that.
+// TestAFailureByItsEnumAlone: for agents that send no failure class, the enum decides about
+// retries.
 func TestAFailureByItsEnumAlone(t *testing.T) {
 	for reason, want := range map[controlv1.FailureReason]string{
 		controlv1.FailureReason_FAILURE_REASON_UNSPECIFIED: "",
@@ -236,7 +236,7 @@ func TestAFailureByItsEnumAlone(t *testing.T) {
 	}
 }
 
-// TestAWordThatIsTooLong is cut before it is compared or kept.
+// TestAWordThatIsTooLong: long status texts are cut before they are compared or stored.
 func TestAWordThatIsTooLong(t *testing.T) {
 	long := strings.Repeat("ä", 1<<20)
 	st := &controlv1.WorkloadStatus{
@@ -254,7 +254,7 @@ func TestAWordThatIsTooLong(t *testing.T) {
 	}
 }
 
-// TestUsageThatCannotBe costs a node nothing.
+// TestUsageThatCannotBe: impossible usage figures do not refuse the heartbeat.
 func TestUsageThatCannotBe(t *testing.T) {
 	g := newGroup(t, 1)
 	for _, c := range []struct {
@@ -273,7 +273,7 @@ func TestUsageThatCannotBe(t *testing.T) {
 	}
 }
 
-// TestWorkloadUsageThatCannotBe is taken as the nearest that can be.
+// TestWorkloadUsageThatCannotBe: impossible figures are replaced by the nearest possible ones.
 func TestWorkloadUsageThatCannotBe(t *testing.T) {
 	got := used([]*controlv1.WorkloadUsageSnapshot{
 		{WorkloadId: "a", CpuPercent: math.NaN(), MemoryBytes: -1, DiskReadBytes: math.MinInt64},
@@ -288,7 +288,7 @@ func TestWorkloadUsageThatCannotBe(t *testing.T) {
 	}
 }
 
-// TestWhatANodeReserves is refused by name when it cannot be.
+// TestWhatANodeReserves: an invalid reservation is refused by its field name.
 func TestWhatANodeReserves(t *testing.T) {
 	g := newGroup(t, 1)
 	for _, c := range []struct {

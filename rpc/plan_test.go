@@ -13,7 +13,7 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// line is a planned workload in few words.
+// line returns a planned workload as one line.
 func line(w *clusterv1.PlannedWorkload) string {
 	out := fmt.Sprintf("%s %s on %q", w.GetWorkloadId(), w.GetAction(), w.GetNodeId())
 	for _, c := range w.GetChanges() {

@@ -15,7 +15,7 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// etcd is a mirror that finds what a test says.
+// etcd is a mirror whose content a test sets.
 type etcd struct {
 	state    string
 	content  *clusterv1.MirrorContent
@@ -39,7 +39,7 @@ func (e *etcd) Restore(context.Context) error {
 	return e.err
 }
 
-// held is a state of cluster id with one workload, where it runs.
+// held returns a state of cluster id with one workload that is assigned to a node.
 func held(t *testing.T, id string) fsm.State {
 	t.Helper()
 	a := fsm.Assemble(fsm.Origin{ClusterID: id, Shard: "default", Incarnation: 3})
@@ -179,7 +179,7 @@ func TestRestoreMirror(t *testing.T) {
 	if err != nil || got.GetRestored() || got.GetCreated() != 2 || got.GetMode() != "recovery" || e.restored > 0 {
 		t.Errorf("preview: %v, %v", got, err)
 	}
-	// The leader's judgement follows while the answer waits for it.
+	// The leader changes the mode while the answer waits for it.
 	went := make(chan struct{})
 	go func() {
 		defer close(went)

@@ -23,7 +23,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// road is the way to an agent: while it is closed a dial is refused, or hears nothing.
+// road is the network path to an agent. While it is closed, a dial is refused or hangs.
 type road struct {
 	open, silent atomic.Bool
 	dials        atomic.Int32
@@ -42,8 +42,8 @@ func (r *road) dial(ctx context.Context, addr string) (net.Conn, error) {
 	return nil, errors.New("connection refused")
 }
 
-// deadWorld is an agentWorld whose agent has been away for so long that the next dial by
-// itself is hours off, or one that hangs is on its way.
+// deadWorld is an agentWorld whose agent has been away so long that the next automatic dial is
+// hours away, or a hanging dial is in progress.
 func deadWorld(t *testing.T, silent bool) (*group, *road, *Agents, sched.Order) {
 	t.Helper()
 	g, f, a, o := agentWorld(t, 1)
@@ -68,7 +68,7 @@ func deadWorld(t *testing.T, silent bool) (*group, *road, *Agents, sched.Order) 
 	return g, r, a, o
 }
 
-// promptly fails the test if a call takes as long as a person would notice.
+// promptly fails the test if a call takes noticeably long.
 func promptly(t *testing.T, call func() error) error {
 	t.Helper()
 	began := time.Now()
@@ -79,8 +79,8 @@ func promptly(t *testing.T, call func() error) error {
 	return err
 }
 
-// TestANodeThatIsBack: the first order after a node has registered, or sent a heartbeat,
-// reaches it, whatever the dials before are about; until then orders fail at once.
+// TestANodeThatIsBack: the first order after a registration or heartbeat reaches the node, whatever
+// the state of earlier dials. Until then orders fail at once.
 func TestANodeThatIsBack(t *testing.T) {
 	for _, silent := range []bool{false, true} {
 		for _, c := range []struct {
@@ -125,8 +125,8 @@ func TestANodeThatIsBack(t *testing.T) {
 	}
 }
 
-// TestPeopleAreNotHeldUp: a replica that hears no heartbeats dials anew for a person, and says
-// at once that a node which is down does not answer.
+// TestPeopleAreNotHeldUp: a follower, which receives no heartbeats, dials again for a user's call.
+// For a node that is down it fails at once.
 func TestPeopleAreNotHeldUp(t *testing.T) {
 	calls := map[string]func(*testing.T, *group) error{
 		"logs": func(t *testing.T, g *group) error {
@@ -169,8 +169,8 @@ func TestPeopleAreNotHeldUp(t *testing.T) {
 	}
 }
 
-// TestDeadAgentsCostLittle: an agent that has gone is dialled once a minute at the most, and no
-// more once nobody has asked for it for a while.
+// TestDeadAgentsCostLittle: a dead agent is dialled at most once a minute, and not at all after a
+// time without calls.
 func TestDeadAgentsCostLittle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &road{}

@@ -16,8 +16,8 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// TestRefusalsAreKept: whoever is refused a change is in the history, by whatever call and at
-// whichever replica; who is refused a look is not.
+// TestRefusalsAreKept: every refused mutation is in the history, for every kind of call and on
+// every replica. Refused reads are not.
 func TestRefusalsAreKept(t *testing.T) {
 	g, dialAs := tlsGroup(t)
 	g.raise()
@@ -47,7 +47,7 @@ func TestRefusalsAreKept(t *testing.T) {
 		for _, c := range []struct {
 			fact, cert, behalf string
 			do                 func(context.Context, grpc.ClientConnInterface) error
-			want               string // "": nothing is kept
+			want               string // "" if nothing is recorded
 		}{
 			{"an agent registers another node", "agent/a", "", func(ctx context.Context, cc grpc.ClientConnInterface) error {
 				return second(controlv1.NewAgentControlClient(cc).RegisterNode(ctx, registration("b")))

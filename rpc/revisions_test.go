@@ -20,8 +20,7 @@ func changed(list []*clusterv1.FieldChange) string {
 	return strings.Join(out, " ")
 }
 
-// What a workload was is shown without its secrets and can be had again with them,
-// through any replica.
+// Revisions are shown without secrets and can be rolled back to with them, through any replica.
 func TestRevisions(t *testing.T) {
 	g := newGroup(t, 2)
 	g.raise()
@@ -74,8 +73,8 @@ func TestRevisions(t *testing.T) {
 	code(t, err, codes.NotFound)
 }
 
-// TestRollBackKnowsTheNewestRevision: a leader that has just been elected may still have to apply what the
-// former one acknowledged, and goes back from there.
+// TestRollBackKnowsTheNewestRevision: a new leader first applies all acknowledged entries of its
+// predecessor and then rolls back.
 func TestRollBackKnowsTheNewestRevision(t *testing.T) {
 	g := newGroup(t, 2)
 	g.raise()
@@ -89,7 +88,7 @@ func TestRollBackKnowsTheNewestRevision(t *testing.T) {
 	}
 	second := g.view().Revisions("web")[1].Content
 	g.replicas[1].set(func(r *replica) {
-		r.before = func(context.Context) error { // what it waits for applies the rest
+		r.before = func(context.Context) error { // the wait applies the missing entries
 			r.set(func(r *replica) { r.lagging = false; r.store.Restore(g.now()) })
 			return nil
 		}

@@ -12,8 +12,8 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// A group with `update` tells whoever applies it, and whoever asks, that its members wait for
-// their turns, and takes a person's word about it.
+// A group with `update` reports its rollout in the answers to an apply and to GetRollout, and
+// accepts SetRollout.
 func TestRollout(t *testing.T) {
 	g := newGroup(t, 2)
 	g.raise()
@@ -67,8 +67,8 @@ func TestRollout(t *testing.T) {
 	code(t, act("pause"), codes.FailedPrecondition)
 }
 
-// A replica of a former version stops at what it does not know: nothing of the newest level is
-// in the log before every replica has it.
+// A replica of an older version stops at unknown commands, so the log holds nothing of the newest
+// level before all replicas support it.
 func TestFormerVersionsAreNotStopped(t *testing.T) {
 	g := newGroup(t, 1)
 	rolling := web("web")

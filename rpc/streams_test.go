@@ -10,8 +10,8 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// TestOneIDOfAStreamIsNotThatOfItsMessages: two applies on a stream that carries
-// a request id in its metadata are two applies.
+// TestOneIDOfAStreamIsNotThatOfItsMessages: two applies on a stream with a request id in its
+// metadata are both applied.
 func TestOneIDOfAStreamIsNotThatOfItsMessages(t *testing.T) {
 	ctx := metadata.NewIncomingContext(t.Context(), metadata.Pairs(dial.KeyRequestID, "01900000-0000-7000-8000-000000000001"))
 	ids := map[string]bool{}
@@ -27,8 +27,8 @@ func TestOneIDOfAStreamIsNotThatOfItsMessages(t *testing.T) {
 	}
 }
 
-// While a cluster is being upgraded, an apply of many that needs the new level is refused alone: the
-// others are committed, and the answer says so.
+// During an upgrade, a request that needs the new feature level is refused alone. The other
+// requests of the call are committed.
 func TestAnApplyThatNeedsALevelIsRefusedAlone(t *testing.T) {
 	g := newGroup(t, 1)
 	team := web("team")

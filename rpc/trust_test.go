@@ -30,7 +30,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// ownCA is a group of two whose certificates come from the CA in its state.
+// ownCA is a group of two replicas with certificates of the CA in its state.
 type ownCA struct {
 	*group
 	t     testing.TB
@@ -49,7 +49,7 @@ func (w *ownCA) now() time.Time {
 	return time.Now().Add(w.ahead)
 }
 
-// forward moves the clock of the schedulers.
+// forward advances the clock of the schedulers.
 func (w *ownCA) forward(d time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -82,7 +82,7 @@ func newOwnCAWith(t testing.TB, change func(*Config)) *ownCA {
 	return w
 }
 
-// holds makes a certificate behind the cluster's back.
+// holds makes a certificate without the cluster.
 func (w *ownCA) holds(id pki.Identity) *pki.Files {
 	w.t.Helper()
 	keyPEM, csr, err := pki.NewRequest([]string{"127.0.0.1"})
@@ -127,7 +127,7 @@ func (w *ownCA) token(req *clusterv1.CreateTokenRequest) pki.JoinToken {
 	return tok
 }
 
-// enrol asks for a certificate as somebody who has nothing but a token.
+// enrol requests a certificate with a token and without a client certificate.
 func (w *ownCA) enrol(i int, tok pki.JoinToken, name string) (*pki.Files, *clusterv1.EnrolResponse, error) {
 	keyPEM, csr, err := pki.NewRequest([]string{"127.0.0.1"})
 	ok(w.t, err)
@@ -299,7 +299,7 @@ func TestEnrol(t *testing.T) {
 	})
 }
 
-// TestStrangers: whoever has no certificate may enrol, and nothing else at all.
+// TestStrangers: a caller without a certificate may only enrol.
 func TestStrangers(t *testing.T) {
 	w := newOwnCA(t)
 	c := w.dial(1, w.token(&clusterv1.CreateTokenRequest{Role: "agent"}).ClientConfig("127.0.0.1", w.now))
@@ -371,11 +371,11 @@ func TestRenewAndRevoke(t *testing.T) {
 	if _, err := renew(0, next); status.Code(err) != codes.PermissionDenied {
 		t.Errorf("a revoked identity is renewed: %v", err)
 	}
-	for _, f := range w.files { // what the program does when the state changes
+	for _, f := range w.files { // as the program does when the state changes
 		f.Revoke(Revoked(w.view()))
 	}
 	_, err = conn.Heartbeat(ctxFor(t), &controlv1.HeartbeatRequest{NodeId: "n1"})
-	code(t, err, codes.Unauthenticated) // on the connection that was open all the time
+	code(t, err, codes.Unauthenticated) // on the connection from before
 	if !strings.Contains(err.Error(), "persysctl token create --role agent --name n1") {
 		t.Errorf("it does not say what to do: %v", err)
 	}
@@ -441,7 +441,8 @@ func TestAuthorities(t *testing.T) {
 	code(t, err, codes.InvalidArgument)
 }
 
-// A repetition is told of the key that the first time made; another rotation waits for it.
+// A repeated request returns the key of the first one. Another rotation is refused until the first
+// has ended.
 func TestARotationOfTheGossipKeyCanBeRepeated(t *testing.T) {
 	w := newOwnCA(t)
 	id, keys := requestID(t), [2]string{}
@@ -455,7 +456,7 @@ func TestARotationOfTheGossipKeyCanBeRepeated(t *testing.T) {
 	code(t, err, codes.FailedPrecondition)
 }
 
-// TestJoinsAreBounded: each join is an entry of the log, and a stranger may ask.
+// TestJoinsAreBounded: joins are rate-limited, because callers without rights cause log entries.
 func TestJoinsAreBounded(t *testing.T) {
 	w := newOwnCA(t)
 	tok := w.token(&clusterv1.CreateTokenRequest{Role: "agent"})
@@ -481,13 +482,13 @@ func TestJoinsAreBounded(t *testing.T) {
 	}
 }
 
-// A stream is judged when it begins, and may be open for days: that of a revoked
-// identity ends when the revocation is known here, whatever it waits for.
+// A stream of a revoked identity ends when the replica learns of the revocation, whatever the
+// stream waits for.
 func TestStreamsOfARevokedIdentityEnd(t *testing.T) {
 	w := newOwnCA(t)
 	f := w.agent(t, 1)
 	w.place("web", "n")
-	// What the agent runs for a caller ends with it.
+	// The agent's side of the session ends too.
 	sessions := make(chan string, 8)
 	f.logs = func(_ *agentv1.LogsRequest, s grpc.ServerStreamingServer[agentv1.LogChunk]) error {
 		defer func() { sessions <- "logs" }()
@@ -577,7 +578,7 @@ func TestStreamsOfARevokedIdentityEnd(t *testing.T) {
 		_, err = w.admin(0).Revoke(ctxFor(t), id)
 		ok(t, err)
 	}
-	for _, f := range w.files { // what the program does when the state changes
+	for _, f := range w.files { // as the program does when the state changes
 		f.Revoke(Revoked(w.view()))
 	}
 	for name, end := range ended {
@@ -590,7 +591,7 @@ func TestStreamsOfARevokedIdentityEnd(t *testing.T) {
 			t.Errorf("%s is still open", name)
 		}
 	}
-	_, err = stays.Recv() // the revocations are events
+	_, err = stays.Recv() // the revocations are events on this stream
 	ok(t, err)
 	for range 5 {
 		select {
@@ -604,7 +605,7 @@ func TestStreamsOfARevokedIdentityEnd(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "revoked") {
 		t.Errorf("a call of a revoked user through a gateway: %v", err)
 	}
-	// Who has a newer certificate is back, also there.
+	// A newer certificate is accepted again.
 	later := metadata.AppendToOutgoingContext(ctxFor(t), dial.KeyOnBehalf, "persys://home/user/ops", dial.KeyIssued, strconv.FormatInt(time.Now().Add(time.Second).UnixNano(), 10))
 	_, err = gateway.Status(later, &clusterv1.StatusRequest{})
 	ok(t, err)
@@ -612,10 +613,10 @@ func TestStreamsOfARevokedIdentityEnd(t *testing.T) {
 
 type receiver interface{ RecvMsg(any) error }
 
-// anyMessage takes what a stream brings, and reads none of it.
+// anyMessage is a message that ignores its content.
 type anyMessage struct{ emptypb.Empty }
 
-// One caller's calls are bounded; another's, and those of schedulers, are not hurt.
+// Calls of one caller are bounded, without an effect on other callers or schedulers.
 func TestCallersAreBounded(t *testing.T) {
 	refused := map[string]int{}
 	var mu sync.Mutex

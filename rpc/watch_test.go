@@ -60,7 +60,7 @@ func TestEventsAreFollowed(t *testing.T) {
 	is(t, "first", next(), "w0")
 	g.place("w1", "")
 	is(t, "second", next(), "w1")
-	// The feed is lost with an event that only the state still has.
+	// The feed is compacted; one event is left in the state only.
 	g.replicas[0].set(func(r *replica) { r.lagging = true })
 	g.place("w2", "")
 	g.replicas[0].set(func(r *replica) { r.lagging = false; r.store.Restore(g.now()) })
@@ -72,8 +72,8 @@ func TestEventsAreFollowed(t *testing.T) {
 	code(t, err, codes.Canceled)
 }
 
-// A number of a cluster that is no more, which its successor has not reached: whoever has it
-// hears of what happens from now on.
+// A sequence number of a former cluster is higher than any of its successor. A reader with it gets
+// the events from now on.
 func TestEventsAfterANumberOfAnotherLife(t *testing.T) {
 	g := newGroup(t, 1)
 	g.place("w0", "")
@@ -130,7 +130,7 @@ func TestWatchWorkloads(t *testing.T) {
 	g.do(drop("g0"))
 	is(t, "a member that was deleted", members(), "-g0")
 
-	// The feed is lost while w0 goes.
+	// The feed is compacted while w0 is deleted.
 	g.replicas[0].set(func(r *replica) { r.lagging = true })
 	g.do(drop("w0"))
 	g.replicas[0].set(func(r *replica) { r.lagging = false; r.store.Restore(g.now()) })
@@ -161,7 +161,7 @@ func TestWhy(t *testing.T) {
 	code(t, err, codes.NotFound)
 }
 
-// A stopped workload says so, and where what it left behind may still run.
+// A stopped workload names the node on which it may still run.
 func TestAStoppedWorkloadTellsWhatIsLeftOfIt(t *testing.T) {
 	g := newGroup(t, 1)
 	g.place("web", "a")

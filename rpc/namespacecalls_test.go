@@ -17,8 +17,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// attempts are the calls that somebody who is confined may make, each at the workload
-// theirs of namespace b: whether it was seen or touched, or why not.
+// attempts lists the calls that a confined user may make, each on the workload "theirs" of
+// namespace b. Each reports whether the workload was seen or changed, or the error.
 var attempts = []struct {
 	full string
 	do   func(ctx context.Context, c controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error)
@@ -171,16 +171,16 @@ var attempts = []struct {
 
 func done[T any](_ T, err error) (bool, error) { return err == nil, err }
 
-// newer is a new specification of theirs.
+// newer returns a new specification of "theirs".
 func newer(tag string) *controlv1.ApplyWorkloadRequest {
 	r := web("theirs")
 	r.GetSpec().GetContainer().Image = "nginx:" + tag
 	return r
 }
 
-// TestEveryCallIsJudgedByNamespace: every served call has a judgement, and each that is left
-// to its handler keeps what is another namespace's from who is confined, and shows or does it
-// to who belongs there.
+// TestEveryCallIsJudgedByNamespace: every served method has a namespace rule. Each namespaced
+// method hides workloads of other namespaces from confined users, and works for users of the
+// namespace.
 func TestEveryCallIsJudgedByNamespace(t *testing.T) {
 	g, as := spaces(t)
 	r, err := controlv1.NewAgentControlClient(as(0, "user/admin")).ApplyWorkload(ctxFor(t), webIn("theirs", "b"))
