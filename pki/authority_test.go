@@ -219,7 +219,7 @@ func TestCAFolder(t *testing.T) {
 	if _, err := f.Authority(); err != nil {
 		t.Errorf("the issuing authority needs the root's key: %v", err)
 	}
-	// The machine that issued is lost, and its root's key is not.
+	// The issuing authority is lost; the root's key is not.
 	kept := CAFolder{t.TempDir()}
 	for name, data := range map[string][]byte{caRoot: EncodeCerts(root.Cert.Raw), caRootKey: rootKey} {
 		if err := os.WriteFile(filepath.Join(kept.Dir, name), data, 0o600); err != nil {
@@ -247,7 +247,8 @@ func TestCAFolder(t *testing.T) {
 	}
 }
 
-// The key of the former root outlives a change of roots that was cut short after the first file, and made again.
+// The old root's key is preserved if a change of roots is interrupted after the first file and
+// repeated.
 func TestNewRootCutShort(t *testing.T) {
 	now := time.Now()
 	f := CAFolder{t.TempDir()}
@@ -274,7 +275,8 @@ func TestNewRootCutShort(t *testing.T) {
 	}
 }
 
-// A CA that is whole loses the mark of one that is being made: without its root's certificate it is one that was used.
+// A complete CA loses the mark of an unfinished one. Without its root certificate it then counts as
+// a used CA.
 func TestMarkOfAWholeCA(t *testing.T) {
 	now := time.Now()
 	root, a := authority(t, "c1", now)
@@ -297,7 +299,7 @@ func TestMarkOfAWholeCA(t *testing.T) {
 	}
 }
 
-// What is lost or damaged of an authority is replaced by what its root signs; what is there of it is kept.
+// A damaged authority is replaced by a new one of the same root; its remaining files are kept.
 func TestDamagedCAFolder(t *testing.T) {
 	now := time.Now()
 	_, foreign := authority(t, "c1", now)
@@ -353,8 +355,8 @@ func TestDamagedCAFolder(t *testing.T) {
 	}
 }
 
-// A CA whose making was cut short, wherever that was, is made by the next run; keys that are there for another
-// reason are left alone.
+// The next run completes a CA whose creation was interrupted at any point. Other keys in the folder
+// are not touched.
 func TestUnfinishedCA(t *testing.T) {
 	root, a := authority(t, "c1", time.Now())
 	whole := CAFolder{t.TempDir()}
@@ -458,8 +460,7 @@ func FuzzParseJoinToken(f *testing.F) {
 	})
 }
 
-// TestTokenPinsTheCluster: whoever joins believes a scheduler of the CA that the
-// token names, and nobody else.
+// TestTokenPinsTheCluster: a joining program trusts only schedulers of the CA in its token.
 func TestTokenPinsTheCluster(t *testing.T) {
 	now := time.Now()
 	root, a := authority(t, "c1", now)
@@ -477,7 +478,7 @@ func TestTokenPinsTheCluster(t *testing.T) {
 		return c
 	}
 	forged := pair(foreign, RoleScheduler, time.Hour, "10.0.0.1")
-	forged.Certificate = append(forged.Certificate, root.Cert.Raw) // shown, but it has signed nothing of it
+	forged.Certificate = append(forged.Certificate, root.Cert.Raw) // in the chain, but not its issuer
 	for _, tc := range []struct {
 		name string
 		cert tls.Certificate
@@ -564,7 +565,7 @@ func TestKept(t *testing.T) {
 	}
 }
 
-// A token lets a key join as often as it asks: until all of an answer is kept, it is the same key.
+// Repeated requests with a token use the same key until the whole answer is stored.
 func TestAJoinCutShortKeepsItsKey(t *testing.T) {
 	now := time.Now()
 	_, a := authority(t, "c1", now)

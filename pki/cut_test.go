@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// A connection ends when the certificate at its other end is revoked, and for no
-// other revocation; one that is closed is forgotten.
+// A connection is closed when its peer's certificate is revoked, and by no other revocation. Closed
+// connections are not tracked.
 func TestCutRevoked(t *testing.T) {
 	s := set(t, t.TempDir())
 	f, peer := load(t, s.Leaf["scheduler/scheduler-1"].config()), load(t, s.Leaf["agent/node-a"].config())
@@ -58,7 +58,7 @@ func TestCutRevoked(t *testing.T) {
 	if err := echo(ours, theirs); err == nil {
 		t.Error("a revoked peer is still heard")
 	}
-	// One whose handshake ended a moment before the news.
+	// A connection whose handshake ended just before the revocation.
 	f.Revoke(nil)
 	ours, theirs = connect()
 	state := ours.(*cuttable).state

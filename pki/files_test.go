@@ -48,8 +48,7 @@ func load(t testing.TB, cfg FilesConfig) *Files {
 	return f
 }
 
-// handshake connects client to server over loopback and returns what each
-// side saw.
+// handshake connects client to server over loopback and returns the errors of both sides.
 func handshake(t *testing.T, server, client *tls.Config) (seen tls.ConnectionState, serverErr, clientErr error) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -238,7 +237,7 @@ func TestFilesFollowTheirFiles(t *testing.T) {
 		t.Errorf("the old pair again: %+v", st)
 	}
 
-	// A missing file keeps the old pair too.
+	// With a missing file the old pair stays in use.
 	if err := os.Remove(leaf.CA); err != nil {
 		t.Fatal(err)
 	}
@@ -247,8 +246,7 @@ func TestFilesFollowTheirFiles(t *testing.T) {
 		t.Errorf("a missing CA: %+v", st)
 	}
 
-	// A whole new identity and CA of the other cluster is taken over, by a
-	// configuration that was made before.
+	// An existing configuration uses a new identity and CA.
 	fresh := set(t, filepath.Dir(filepath.Dir(filepath.Dir(stranger.cfg.CA)))).Leaf["agent/node-a"]
 	for from, to := range map[string]string{fresh.CA: leaf.CA, fresh.Cert: leaf.Cert, fresh.Key: leaf.Key} {
 		b, err := os.ReadFile(from)
@@ -324,7 +322,7 @@ func TestIdentifyWithoutCertificate(t *testing.T) {
 	}
 }
 
-// Await returns when a certificate is revoked or over, and nil with its context.
+// Await returns an error when a certificate is revoked or expires, and nil when its context ends.
 func TestAwait(t *testing.T) {
 	s := set(t, t.TempDir())
 	var c clock
@@ -360,14 +358,14 @@ func TestAwait(t *testing.T) {
 		t.Errorf("revoked: %v", err)
 	}
 	f.Revoke(nil)
-	// A moment before its end, which then comes by itself.
+	// Just before the certificate expires.
 	c.advance(time.Until(peer.Leaf().NotAfter) - 200*time.Millisecond)
 	if err := within(await(t.Context())); err == nil || !strings.Contains(err.Error(), "expired") {
 		t.Errorf("over: %v", err)
 	}
 }
 
-// leafOf signs a certificate with a common name and, for one of ours, a URI.
+// leafOf signs a certificate with a common name and, for our own programs, a URI.
 func leafOf(t *testing.T, dir string, a *Authority, cn string, id *Identity) Paths {
 	t.Helper()
 	key, keyPEM, err := makeKey()
@@ -397,8 +395,7 @@ func leafOf(t *testing.T, dir string, a *Authority, cn string, id *Identity) Pat
 	return k.Paths()
 }
 
-// Our own programs speak TLS 1.3 with each other; one with a certificate from
-// elsewhere may be older.
+// Our own programs must use TLS 1.3; peers with certificates of other CAs may use 1.2.
 func TestDowngrade(t *testing.T) {
 	root, err := NewRoot("c1", time.Now())
 	if err != nil {
@@ -431,7 +428,7 @@ func TestDowngrade(t *testing.T) {
 	for _, tc := range []struct {
 		name           string
 		server, client *tls.Config
-		refused        string // what the one that refuses says
+		refused        string // error of the refusing side
 	}{
 		{"two of ours", server(scheduler, ServerOptions{}), client(agent), ""},
 		{"one of ours with 1.2 is refused", server(scheduler, ServerOptions{}), capped(client(agent)), "TLS 1.3"},

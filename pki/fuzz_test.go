@@ -12,8 +12,7 @@ import (
 	"time"
 )
 
-// FuzzKeyFile: whatever a key file holds is an error or a key, and an error never
-// holds what might be one.
+// FuzzKeyFile: every key file gives a key or an error, and an error never contains a key.
 func FuzzKeyFile(f *testing.F) {
 	key, err := NewKey()
 	if err != nil {
@@ -44,7 +43,7 @@ func FuzzKeyFile(f *testing.F) {
 	})
 }
 
-// FuzzSign: a request for a certificate comes from whoever reaches the port.
+// FuzzSign: certificate requests come from anybody who can connect to the port.
 func FuzzSign(f *testing.F) {
 	root, err := NewRoot("c1", time.Now())
 	if err != nil {
@@ -73,7 +72,7 @@ func FuzzSign(f *testing.F) {
 	})
 }
 
-// FuzzParseAuthority: an admin sends one, and it decides what everybody believes.
+// FuzzParseAuthority: authorities are sent by admins and become trusted.
 func FuzzParseAuthority(f *testing.F) {
 	root, err := NewRoot("c1", time.Now())
 	if err != nil {
@@ -96,7 +95,7 @@ func FuzzParseAuthority(f *testing.F) {
 	})
 }
 
-// FuzzRoots: the CA bundle is a file, and comes over the network.
+// FuzzRoots: CA bundles come from files and over the network.
 func FuzzRoots(f *testing.F) {
 	root, err := NewRoot("c1", time.Now())
 	if err != nil {
@@ -112,7 +111,7 @@ func FuzzRoots(f *testing.F) {
 	})
 }
 
-// FuzzRing: what is sealed was made by a scheduler, of whatever version.
+// FuzzRing: a sealed ring may come from a scheduler of any version.
 func FuzzRing(f *testing.F) {
 	f.Add([]byte(`{"keys":[{"id":"first"}],"seals":"first"}`))
 	f.Add([]byte(`{"keys":[{"id":"0011223344556677","key":"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="}],"seals":"0011223344556677"}`))
@@ -131,7 +130,7 @@ func FuzzRing(f *testing.F) {
 	})
 }
 
-// FuzzMembership: what a program wrote down of its cluster.
+// FuzzMembership: membership files may be damaged.
 func FuzzMembership(f *testing.F) {
 	k := IdentityStore{Dir: f.TempDir()}
 	f.Add([]byte(`{"cluster":"c1","role":"agent","name":"n1","token":"t","schedulers":["10.0.0.1:8085"]}`))
@@ -154,8 +153,7 @@ func FuzzMembership(f *testing.F) {
 	})
 }
 
-// FuzzPeers: PERSYS_TLS_PEERS, and certificates from elsewhere whose names it maps.
-// Nobody becomes anonymous by it, and no role is made up.
+// FuzzPeers: PERSYS_TLS_PEERS with certificates of other CAs.
 func FuzzPeers(f *testing.F) {
 	f.Add("compute-agent", "agent/n1", "compute-agent", "")
 	f.Add("x", "user/admin", "x", "persys://c1/user/eve")

@@ -9,8 +9,7 @@ import (
 	"testing"
 )
 
-// A file under a passphrase opens with it and with no other, and a file from before it
-// was set is replaced.
+// A wrapped file opens only with its passphrase, and a plain file is replaced by a wrapped one.
 func TestPassphrase(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "cluster.key")
 	plain, _, err := LoadOrCreateKey(path)

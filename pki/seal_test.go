@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// fixed returns the key made of 32 times b, so that failures repeat.
+// fixed returns the key of 32 bytes b, so that failures can be reproduced.
 func fixed(t testing.TB, b byte) *Key {
 	t.Helper()
 	k, err := keyFrom(bytes.Repeat([]byte{b}, keySize))
@@ -118,7 +118,7 @@ func TestSubKeysDiffer(t *testing.T) {
 	if bytes.Equal(g, k.GossipKey()) {
 		t.Error("GossipKey hands out its own memory")
 	}
-	// Derivations are stored in clusters: they never change.
+	// Clusters store derived values, so derivations must not change.
 	if got, want := k.ID(), "ed04a996e9988fcd"; got != want {
 		t.Errorf("id of the fixed key is %s, was %s", got, want)
 	}

@@ -35,8 +35,8 @@ func TestDemandOfAStack(t *testing.T) {
 	}
 }
 
-// Ports get names in a mapping of a container's ports, and in the long form of an inline
-// Compose file's; what is none in a Compose file is Compose's own affair.
+// Ports may have names in the mapping form of a container's ports and in the long form of an inline
+// Compose file. Other names in a Compose file are left to Compose.
 func TestPortNames(t *testing.T) {
 	names := func(text string) string {
 		s := parseOne(t, text).Spec
@@ -65,7 +65,7 @@ func TestPortNames(t *testing.T) {
 			t.Errorf("%q: %v", name, err)
 		}
 	}
-	// A name is no reason to make a container anew.
+	// A new port name does not recreate the container.
 	content := func(name string) string {
 		c, err := Content(parseOne(t, "id: w\ncontainer: {image: x, ports: [{container: 80, name: "+name+"}]}\n").Spec, nil)
 		if err != nil {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// The edge is used by clients too: it must not bring a server along.
+// Clients import this package, so it must not depend on server code.
 func TestImportsNoServer(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", ".").Output()
 	if err != nil {

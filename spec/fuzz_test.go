@@ -8,8 +8,7 @@ import (
 	"github.com/persys/compute/spec/quantity"
 )
 
-// FuzzCompose: a Compose file of whoever may apply one: what becomes of its keys, and
-// what the planner reads out of it.
+// FuzzCompose: Compose files come from users; the test covers the treatment of keys and the demand.
 func FuzzCompose(f *testing.F) {
 	f.Add("services:\n  web:\n    image: x\n    ports: ['8080:80', {target: 1, published: '2-3'}]\n    deploy: {resources: {limits: {cpus: '0.5', memory: 1G}}, replicas: 2}\n")
 	f.Add("x: &a {<<: *a}\nservices: {<<: [*a, *a]}\n")
@@ -36,7 +35,7 @@ func FuzzCompose(f *testing.F) {
 	})
 }
 
-// FuzzQuantity: amounts are whole units that hold, or refused.
+// FuzzQuantity: an amount is either refused or a valid whole number of units.
 func FuzzQuantity(f *testing.F) {
 	for _, s := range []string{"250m", "0.25", "1.5GiB", "1e9", "-1", ".", "-.5Gi", "999999999999999999999999p", "0", " 1 k "} {
 		f.Add(s, uint8(20))

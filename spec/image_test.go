@@ -15,7 +15,7 @@ func byLibrary(image string) (string, error) {
 	return reference.TagNameOnly(named).String(), nil
 }
 
-// FuzzReadImage: what is read by hand is what the library reads.
+// FuzzReadImage: our parser and the library agree.
 func FuzzReadImage(f *testing.F) {
 	sum := "@sha256:" + strings.Repeat("0a", 32)
 	for _, s := range []string{

@@ -109,7 +109,7 @@ func TestFlatAndWireFormsAgree(t *testing.T) {
 }
 
 func TestEveryFieldOfTheWireHasAName(t *testing.T) {
-	// A field that the API gains later must be added here too.
+	// A new field of the API must be added here too.
 	known := map[string]bool{}
 	d := &decoder{places: map[string]place{}, seen: map[string]string{}}
 	for _, f := range d.specFields(&controlv1.WorkloadSpec{}, &arms{}) {

@@ -76,7 +76,7 @@ const (
 	vm    = "id: v\nvm:\n  cpus: 2\n  memory: 1Gi\n  disks: [{}, {size: 5Gi}]\n  networks: [default]\n  cloud_init: {user_data: '#cloud-config'}\n  managed_volumes: [{name: d, size: 3Gi, path: /d}]\n"
 )
 
-// vmB64 is the same VM as vm, in the agent's words.
+// vmB64 is the same VM as vm in the agent API.
 func vmB64() string {
 	return base64.StdEncoding.EncodeToString([]byte(`{"vcpus":2,"memory_mb":1024,"disks":[{"device":"vda","size_gb":20},{"device":"vdb","size_gb":5,"format":"qcow2"}],
 	"networks":[{"network":"default"}],"cloud_init":"#cloud-config","managed_volumes":[{"name":"d","size_gb":3,"mount_path":"/d"}],"unheard_of":1}`))
@@ -86,8 +86,8 @@ func withB64() *controlv1.WorkloadSpec {
 	return &controlv1.WorkloadSpec{Type: TypeVM, Metadata: map[string]string{MetadataVMSpec: vmB64()}}
 }
 
-// The golden contents never change: an agent compares them with what it
-// started long ago. New lines may be added.
+// The golden contents must not change, because agents compare them with workloads that they started
+// long ago. New lines may be added.
 func TestContentGolden(t *testing.T) {
 	got := map[string]string{
 		"web": contentOf(t, specOf(t, web)), "stack": contentOf(t, specOf(t, stack)), "git": contentOf(t, specOf(t, gitS)),
@@ -535,7 +535,7 @@ func TestViews(t *testing.T) {
 		StoragePools: []*controlv1.StoragePoolView{{Name: "a", TotalGb: 10, ReservedGb: 3}, {Name: "b", TotalGb: 20, ReservedGb: 4}}})
 }
 
-// drawSpec makes a valid specification with random spellings.
+// drawSpec returns a valid specification with random spellings.
 func drawSpec(t *rapid.T) *controlv1.WorkloadSpec {
 	word := rapid.StringMatching(`[a-z][a-z0-9]{0,8}`)
 	pairs := rapid.MapOfN(word, rapid.StringMatching(`[a-zA-Z0-9 .]{0,12}`), 0, 4)
@@ -602,7 +602,7 @@ func TestNormaliseProperties(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Through the wire and back, maps are in another order.
+		// Encoding and decoding changes the order of maps.
 		raw, err := proto.Marshal(s)
 		if err != nil {
 			t.Fatal(err)

@@ -9,7 +9,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// check judges a text by the schema alone.
+// check validates a text with the schema alone.
 func check(t interface {
 	Helper()
 	Fatal(...any)
@@ -29,8 +29,8 @@ func check(t interface {
 	return all
 }
 
-// TestSchemaTakesWhatTheDecoderTakes: everything that is right to the decoder is
-// right to the schema, in all of its spellings.
+// TestSchemaTakesWhatTheDecoderTakes: the schema accepts every document that the decoder accepts,
+// in all spellings.
 func TestSchemaTakesWhatTheDecoderTakes(t *testing.T) {
 	texts := map[string]string{
 		"every field": everyField, "the wire's names": everyFieldWire,
@@ -82,7 +82,7 @@ func TestSchemaFindsFaults(t *testing.T) {
 	}
 }
 
-// TestOneRunFindsFaultsOfBothKinds: an unknown field does not hide a wrong word.
+// TestOneRunFindsFaultsOfBothKinds: an unknown field does not hide an invalid word.
 func TestOneRunFindsFaultsOfBothKinds(t *testing.T) {
 	_, err := Parse("f", []byte("id: a\nbogus: 1\ncontainer: {image: x, restart: sometimes}\npriority: 5000\n"), Options{})
 	if err == nil {
@@ -95,8 +95,8 @@ func TestOneRunFindsFaultsOfBothKinds(t *testing.T) {
 	}
 }
 
-// TestSchemaNeverRefusesWhatIsRight mutates right documents: whatever the decoder
-// still takes the schema takes, or an editor would mark what works.
+// TestSchemaNeverRefusesWhatIsRight mutates valid documents. If the decoder accepts the result, the
+// schema must accept it too.
 func TestSchemaNeverRefusesWhatIsRight(t *testing.T) {
 	lines := strings.Split(strings.TrimSpace(everyField), "\n")
 	values := []string{"1", "x", "true", "~", "[]", "{}", "[1, x]", "{a: 1}", "\"\"", "0.5", "1Gi", "Always", "no", "-3"}

@@ -11,18 +11,17 @@ import (
 	"github.com/hashicorp/vault/api"
 )
 
-// callFor bounds one conversation with Vault: a login and a request.
+// callFor bounds one exchange with Vault: a login and a request.
 const callFor = 20 * time.Second
 
-// Access says which Vault, and who this program is there.
+// Access is the address of Vault and this program's credentials.
 type Access struct {
 	Addr             string
 	Auth             string // token or approle
 	Token            string
 	RoleID, SecretID string
-	// Settings is the prefix of the names of these settings, for errors; default
-	// PERSYS_VAULT_. With another prefix the names have no APPROLE_, as the gateway's
-	// (contract/env.md).
+	// Settings is the prefix of the names of these settings, for errors; default PERSYS_VAULT_.
+	// With another prefix the names lack APPROLE_, as the gateway's do (contract/env.md).
 	Settings string
 }
 
@@ -33,7 +32,7 @@ func (a Access) setting(name string) string {
 	return a.Settings + strings.TrimPrefix(name, "APPROLE_")
 }
 
-// Check refuses what cannot work. The error names the setting.
+// Check refuses invalid settings. The error names the setting.
 func (a Access) Check() error {
 	u, err := url.Parse(a.Addr)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
@@ -54,7 +53,7 @@ func (a Access) Check() error {
 	return nil
 }
 
-// client is a Vault client that has not logged in.
+// client returns a Vault client without a login.
 func (a Access) client() (*api.Client, error) {
 	cfg := api.DefaultConfig()
 	if cfg.Error != nil {
@@ -71,8 +70,8 @@ func (a Access) client() (*api.Client, error) {
 	return c, nil
 }
 
-// login makes the client somebody. It is done for every request: a token of an AppRole
-// lives an hour, a certificate a day.
+// login authenticates the client. It runs for every request, because an AppRole token is valid for
+// an hour and a certificate for a day.
 func (a Access) login(ctx context.Context, c *api.Client) error {
 	if a.Auth == "token" {
 		c.SetToken(a.Token)
@@ -92,7 +91,7 @@ func (a Access) login(ctx context.Context, c *api.Client) error {
 	return nil
 }
 
-// write logs in and writes to a path; the answer has data.
+// write logs in and writes to a path. It fails if the answer has no data.
 func (a Access) write(ctx context.Context, path string, data map[string]any) (map[string]any, error) {
 	ctx, cancel := context.WithTimeout(ctx, callFor)
 	defer cancel()
@@ -113,7 +112,7 @@ func (a Access) write(ctx context.Context, path string, data map[string]any) (ma
 	return s.Data, nil
 }
 
-// brief is an error of Vault on one line.
+// brief returns an error of Vault as one line.
 func brief(err error) error {
 	var answer *api.ResponseError
 	if errors.As(err, &answer) {
@@ -122,7 +121,7 @@ func brief(err error) error {
 	return err
 }
 
-// text is a string of an answer.
+// text returns a string field of an answer.
 func text(data map[string]any, key string) (string, error) {
 	s, ok := data[key].(string)
 	if !ok || s == "" {

@@ -25,24 +25,25 @@ type Config struct {
 	Role  string        // of the PKI engine
 	TTL   time.Duration // that certificates are asked for
 	Retry time.Duration // how long to wait after a failure
-	// Service is the common name; <Service>.<Domain> is another name when Domain is set.
+	// Service is the common name. If Domain is set, <Service>.<Domain> is another name.
 	Service, Domain string
-	// Hosts are further names and addresses that this program answers at: its bind
-	// address, the id of a node, an external address.
+	// Hosts are further names and addresses of this program: its bind address, a node id, an
+	// external address.
 	Hosts []string
-	// Bind is the name or address that it binds to: a file pair that is there is taken
-	// when it is made out to it, to Service or to <Service>.<Domain>.
+	// Bind is the name or address to which the program binds. An existing certificate is used if it
+	// contains Bind, Service or <Service>.<Domain>.
 	Bind  string
 	Files pki.Paths
 	Log   *slog.Logger
 	Now   func() time.Time // default time.Now
 }
 
-// Source is where a program's certificate comes from. Start it, then Run it.
+// Source provides a program's certificate. Call Start, then Run.
 type Source struct {
 	cfg   Config
 	stale bool // Vault was away at the start: what lies there is used until it answers
-	// unsaved is a good answer that could not be written: Vault is not asked for another until it can.
+	// unsaved is a valid answer that could not be written. No further certificate is requested
+	// until it is written.
 	unsaved map[string]any
 }
 
@@ -75,9 +76,8 @@ func Open(ctx context.Context, cfg Config) (*Source, error) {
 	return s, s.Start(ctx)
 }
 
-// Start sees to it that there are files: those that lie there and are this program's
-// own, or new ones from Vault; while Vault is away, whatever pair can be loaded. With
-// none of these it fails.
+// Start ensures that the files exist: this program's own files, or new ones from Vault, or, while
+// Vault is unreachable, any pair that can be loaded. It fails if there are none.
 func (s *Source) Start(ctx context.Context) error {
 	leaf, err := s.leaf()
 	if err == nil && s.own(leaf) && s.valid(leaf) {
@@ -96,14 +96,14 @@ func (s *Source) Start(ctx context.Context) error {
 	return nil
 }
 
-// Run renews the certificate at 80 % of its life, and at least 30 s before its end,
-// until ctx ends. What fails is tried again after Config.Retry.
+// Run renews the certificate after 80 % of its validity, and at least 30 s before its end, until
+// ctx ends. Failures are retried after Config.Retry.
 func (s *Source) Run(ctx context.Context) {
 	for {
 		wait := s.cfg.Retry
 		if leaf, err := s.leaf(); err == nil && !s.stale {
-			// A certificate that lives short, or is backdated by more than it lives, is
-			// due at once: Vault is not asked without a pause.
+			// A certificate with a short validity, or with more backdating than validity, is due at
+			// once, so pause between requests.
 			now := s.cfg.Now()
 			wait = max(RenewAt(leaf).Sub(now), min(s.cfg.Retry, leaf.NotAfter.Sub(now)/2))
 		}
@@ -124,8 +124,8 @@ func (s *Source) Run(ctx context.Context) {
 	}
 }
 
-// RenewAt is when a certificate of Vault should be replaced. One that lives so short
-// that both bounds lie before its middle is replaced then.
+// RenewAt returns when a certificate of Vault should be renewed, but not before half of its
+// validity.
 func RenewAt(leaf *x509.Certificate) time.Time {
 	life := leaf.NotAfter.Sub(leaf.NotBefore)
 	at := leaf.NotBefore.Add(life * 8 / 10)
@@ -138,7 +138,7 @@ func RenewAt(leaf *x509.Certificate) time.Time {
 	return at
 }
 
-// Renew asks Vault for a certificate and replaces the files.
+// Renew requests a certificate from Vault and replaces the files.
 func (s *Source) Renew(ctx context.Context) error {
 	data := s.unsaved
 	if data == nil {
@@ -167,8 +167,8 @@ func (s *Source) Renew(ctx context.Context) error {
 	return nil
 }
 
-// save checks what was answered, and writes it: key, certificate, CA, each whole. The certificate is not nil
-// where no more than the writing failed.
+// save checks an answer and writes key, certificate and CA, each atomically. If only the writing
+// fails, it returns the certificate with the error.
 func (s *Source) save(data map[string]any) (*x509.Certificate, error) {
 	cert, err := text(data, "certificate")
 	if err != nil {
@@ -217,7 +217,7 @@ func (s *Source) save(data map[string]any) (*x509.Certificate, error) {
 
 func line(s string) string { return strings.TrimSpace(s) + "\n" }
 
-// leaf is the certificate that lies there, with its key.
+// leaf returns the stored certificate, whose key must match.
 func (s *Source) leaf() (*x509.Certificate, error) {
 	pair, err := tls.LoadX509KeyPair(s.cfg.Files.Cert, s.cfg.Files.Key)
 	if err != nil {
@@ -234,7 +234,7 @@ func (s *Source) valid(leaf *x509.Certificate) bool {
 	return !now.Before(leaf.NotBefore) && now.Before(leaf.NotAfter)
 }
 
-// own reports whether a certificate is made out to this program.
+// own reports whether a certificate contains a name of this program.
 func (s *Source) own(leaf *x509.Certificate) bool {
 	for _, name := range append([]string{leaf.Subject.CommonName}, leaf.DNSNames...) {
 		if name != "" && (name == s.cfg.Bind || name == s.cfg.Service || name == s.qualified(s.cfg.Service)) {
@@ -244,7 +244,7 @@ func (s *Source) own(leaf *x509.Certificate) bool {
 	return false
 }
 
-// qualified is a name in the service domain, "" without one.
+// qualified returns the service's name in the domain, "" without a domain.
 func (s *Source) qualified(name string) string {
 	if s.cfg.Domain == "" {
 		return ""
@@ -252,7 +252,7 @@ func (s *Source) qualified(name string) string {
 	return name + "." + s.cfg.Domain
 }
 
-// names are the subject alternative names to ask for.
+// names returns the subject alternative names to request.
 func (s *Source) names() (dns, ips []string) {
 	seen := map[string]bool{"": true, "0.0.0.0": true, "::": true}
 	add := func(names ...string) {

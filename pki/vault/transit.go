@@ -7,8 +7,8 @@ import (
 	"fmt"
 )
 
-// Transit protects a key file with a key that never leaves Vault (its transit
-// engine). It implements pki.Wrapper.
+// Transit wraps the key in a key file with a key of Vault's transit engine, which never leaves
+// Vault. It implements pki.Wrapper.
 type Transit struct {
 	Access
 	Mount string // of the transit engine
@@ -44,7 +44,7 @@ func (t Transit) Unwrap(wrapped string) ([]byte, error) {
 	return plain, nil
 }
 
-// Check refuses what cannot work. The error names the setting.
+// Check refuses invalid settings. The error names the setting.
 func (t Transit) Check() error {
 	if t.Mount == "" || t.Key == "" {
 		return fmt.Errorf("%s and the name of the key must not be blank", t.setting("TRANSIT_MOUNT"))

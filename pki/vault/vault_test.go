@@ -59,7 +59,7 @@ func leafAt(t *testing.T, p pki.Paths) *x509.Certificate {
 	return pair.Leaf
 }
 
-// What Vault issues is asked for as the contract has it, and serves mutual TLS.
+// The request to Vault follows the contract, and the issued certificate works for mutual TLS.
 func TestIssue(t *testing.T) {
 	for _, auth := range []string{"token", "approle"} {
 		t.Run(auth, func(t *testing.T) {
@@ -203,7 +203,7 @@ func TestStart(t *testing.T) {
 	})
 }
 
-// run keeps a source going until the test ends.
+// run runs a source until the test ends.
 func run(t *testing.T, s *Source) {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
@@ -212,18 +212,18 @@ func run(t *testing.T, s *Source) {
 	t.Cleanup(func() { stop(); wg.Wait() })
 }
 
-// renewed waits for another certificate.
+// renewed waits for a new certificate.
 func renewed(t *testing.T, p pki.Paths, old *x509.Certificate) {
 	t.Helper()
 	testbed.Until(t, "another certificate", func() bool {
-		// Between the two files that are replaced the pair does not fit.
+		// Between the replacement of the two files the pair does not match.
 		pair, err := tls.LoadX509KeyPair(p.Cert, p.Key)
 		return err == nil && !pair.Leaf.Equal(old)
 	})
 }
 
-// A running program gets another certificate before the end of the present one,
-// although Vault is away in between.
+// A running program gets a new certificate before the old one expires, although Vault is
+// unreachable for a while.
 func TestRun(t *testing.T) {
 	v := server(t)
 	cfg := config(v, t.TempDir())
@@ -240,7 +240,8 @@ func TestRun(t *testing.T) {
 	renewed(t, cfg.Files, first)
 }
 
-// A certificate that cannot be written is kept until it can: Vault does not issue one for each try.
+// A certificate that cannot be written is kept in memory; Vault does not issue a new one for each
+// attempt.
 func TestWhatCannotBeWrittenIsAskedForOnce(t *testing.T) {
 	v := server(t)
 	cfg := config(v, t.TempDir())
@@ -300,7 +301,7 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// The cluster key's file is worth nothing without Vault.
+// The cluster key cannot be read from its file without Vault.
 func TestTransit(t *testing.T) {
 	v := server(t)
 	tr := Transit{Access: config(v, "").Access, Mount: "transit", Key: "persys"}

@@ -39,7 +39,7 @@ func TestCodecSpeaksProtobuf(t *testing.T) {
 				t.Errorf("the protobuf runtime reads %v, %v; want %v", back, err, m)
 			}
 			got := m.ProtoReflect().New().Interface()
-			// Split, as the transport delivers it.
+			// Split into buffers, as the transport does.
 			half := len(want) / 2
 			parts := mem.BufferSlice{mem.SliceBuffer(want[:half]), mem.SliceBuffer(want[half:])}
 			if err := Codec().Unmarshal(parts, got); err != nil || !proto.Equal(got, m) {
@@ -55,7 +55,7 @@ func TestCodecSpeaksProtobuf(t *testing.T) {
 	}
 }
 
-// unknown is a request of a peer that knows more fields than we do.
+// unknown is a request with a field that we do not know.
 func unknown(t *testing.T) *controlv1.GetNodeRequest {
 	t.Helper()
 	raw, err := proto.Marshal(&controlv1.ApplyWorkloadRequest{WorkloadId: "n", DesiredState: "Stopped"})

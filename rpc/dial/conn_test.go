@@ -166,8 +166,7 @@ func TestCredible(t *testing.T) {
 	}
 }
 
-// never is a replica that holds a call for as long as its caller waits, after one that
-// answers late.
+// never is a replica that holds a call until the caller gives up.
 func never(ctx context.Context) error {
 	<-ctx.Done()
 	return ctx.Err()
@@ -225,7 +224,7 @@ func TestHangingReplica(t *testing.T) {
 		if a.calls.Load() != 2 || b.calls.Load() != 1 {
 			t.Errorf("it got %d calls and the other %d, want 2 and 1", a.calls.Load(), b.calls.Load())
 		}
-		// Nor after the penalty: the other serves.
+		// Not after the penalty either: the other replica serves.
 		time.Sleep(minPenalty)
 		mustCall(t, c, apply)
 		if a.calls.Load() != 2 || b.calls.Load() != 2 {
@@ -256,7 +255,7 @@ func TestHangingReplica(t *testing.T) {
 		if a.calls.Load() != 1 || b.calls.Load() != 1 {
 			t.Errorf("it got %d calls and the other %d, want one each", a.calls.Load(), b.calls.Load())
 		}
-		// A second one that is as slow is waited for, and so is a mutation.
+		// A second slow replica is waited for, and so is a mutation.
 		var asked atomic.Int64
 		slow := func(ctx context.Context) error {
 			if asked.Add(1) == 1 {
@@ -367,7 +366,7 @@ func TestUnknownOutcome(t *testing.T) {
 	}
 }
 
-// What has no receipt would be done again at another replica, and that one's answer be told as the first's.
+// A call without receipts would be applied twice if another replica were asked.
 func TestWhatHasNoReceiptIsNotMadeAgain(t *testing.T) {
 	a, b := start(t, nil), start(t, nil)
 	a.on(func(ctx context.Context) error {
@@ -379,7 +378,7 @@ func TestWhatHasNoReceiptIsNotMadeAgain(t *testing.T) {
 	if err := call(c, deleteVolume, 5*time.Second); !IsUnknownOutcome(err) || a.calls.Load() != 1 || b.calls.Load() != 0 {
 		t.Errorf("made %d times, and again %d times: %v", a.calls.Load(), b.calls.Load(), err)
 	}
-	// Who never had the request is no reason to stop.
+	// A replica that never received the request does not end the call.
 	mustCall(t, c, deleteVolume)
 }
 
@@ -577,7 +576,7 @@ func BenchmarkInvoke(b *testing.B) {
 	}
 }
 
-// large answers a list with one node of the size that it is told.
+// large answers a list with one node of a given size.
 type large struct {
 	controlv1.UnimplementedAgentControlServer
 	bytes int
@@ -587,7 +586,7 @@ func (l large) ListNodes(context.Context, *controlv1.ListNodesRequest) (*control
 	return &controlv1.ListNodesResponse{Nodes: []*controlv1.NodeView{{NodeId: strings.Repeat("n", l.bytes)}}}, nil
 }
 
-// TestLargeAnswers: a list without pages of a large cluster arrives.
+// TestLargeAnswers: the complete list of a large cluster fits into an answer.
 func TestLargeAnswers(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// TestNoProxyIntoTheCluster: a connection goes to the address that is dialled, although the
-// environment names a proxy, which a process reads once: so it is tried in one of its own.
+// TestNoProxyIntoTheCluster: connections ignore a proxy in the environment. A process reads it only
+// once, so the test uses a child process.
 func TestNoProxyIntoTheCluster(t *testing.T) {
 	if os.Getenv("BEHIND_A_PROXY") == "" {
 		proxy, err := net.Listen("tcp", "127.0.0.1:0")
@@ -41,7 +41,7 @@ func TestNoProxyIntoTheCluster(t *testing.T) {
 		}
 		return
 	}
-	// An address of nobody (RFC 5737): what is dialled stays without an answer.
+	// An unused address (RFC 5737), so that dials get no answer.
 	cc, err := To(nil, "192.0.2.1:8085", pki.Peer{Role: pki.RoleScheduler})
 	if err != nil {
 		t.Fatal(err)

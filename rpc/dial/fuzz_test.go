@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// FuzzCacheFile: the last good set of schedulers, from a file that anything may have
-// happened to. What is believed of it are addresses, and not too many.
+// FuzzCacheFile: the cache file may be damaged. Only a bounded number of valid addresses is taken
+// from it.
 func FuzzCacheFile(f *testing.F) {
 	file := filepath.Join(f.TempDir(), "cache")
 	src := &source{target: Target{Addrs: []string{"10.0.0.1:8085"}}, file: file}

@@ -30,8 +30,8 @@ func plainCall(t *testing.T, cc *grpc.ClientConn, limit time.Duration) error {
 	return cc.Invoke(ctx, apply, &healthpb.HealthCheckRequest{}, &healthpb.HealthCheckResponse{}, grpc.WaitForReady(true))
 }
 
-// A plain gRPC connection finds the schedulers as a Conn does: by list, by name,
-// and by the cache where DNS is away; and follows them when they move.
+// A plain gRPC connection finds the schedulers as a Conn does: from a list, from DNS, or from the
+// cache without DNS. It follows changes.
 func TestResolver(t *testing.T) {
 	a, b := start(t, nil), start(t, nil)
 	z := startZone(t, srvRecords(a)...)
@@ -54,22 +54,22 @@ func TestResolver(t *testing.T) {
 	}
 	z.set(t, srvRecords(b)...)
 	a.grpc.Stop()
-	// The first call may still meet the old connection: nothing is repeated here.
+	// The first call may still use the old connection, because a plain connection does not retry.
 	testbed.Until(t, "the schedulers that moved are found", func() bool { return plainCall(t, cc, 10*time.Second) == nil })
 	if b.calls.Load() == 0 {
 		t.Error("the new replica was not called")
 	}
 }
 
-// A Conn checks certificates against all names of an endpoint, which it gets through
-// gRPC's own types.
+// A Conn checks certificates against all names of an endpoint, also after they passed through
+// gRPC's types.
 func TestEndpointsKeepTheirNames(t *testing.T) {
 	a := start(t, nil)
 	z := startZone(t, srvRecords(a)...)
 	c := dialTo(t, Options{Discovery: "srv://persys.x?dns=" + z.addr})
 	mustCall(t, c, apply)
 	want := Endpoint{Addr: a.addr, Names: []string{"h.x", "127.0.0.1"}}
-	// One that is given them by another keeps them too.
+	// A Conn that gets its endpoints from another one keeps the names too.
 	for _, c := range []*Conn{c, dialTo(t, Options{Endpoints: c.Endpoints(), Addrs: []string{"192.0.2.1"}})} {
 		if got := c.Endpoints(); len(got) != 1 || !got[0].Equal(want) {
 			t.Errorf("got %+v, want %+v", got, want)

@@ -35,7 +35,7 @@ const (
 	deleteVolume = clusterv1.Cluster_DeleteVolume_FullMethodName // a mutation to be made Once
 )
 
-// server is a replica whose answers a test chooses.
+// server is a replica with answers set by a test.
 type server struct {
 	addr   string
 	grpc   *grpc.Server
@@ -48,7 +48,7 @@ type server struct {
 	timeout time.Duration
 }
 
-// start runs a replica; files nil means plain text.
+// start runs a replica, without TLS if files is nil.
 func start(t testing.TB, files *pki.Files) *server {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -164,8 +164,8 @@ func mustCall(t testing.TB, c *Conn, method string) {
 	}
 }
 
-// freeze is a TCP proxy that can stop passing bytes while the connections
-// stay up, as a stopped process or a silent partition does.
+// freeze is a TCP proxy that can stop forwarding while its connections stay open, like a stopped
+// process or a silent partition.
 type freeze struct {
 	addr   string
 	frozen atomic.Bool
@@ -227,7 +227,7 @@ func frozenProxy(t testing.TB, to string) *freeze {
 	return f
 }
 
-// vacant returns an address at which nobody listens.
+// vacant returns an address without a listener.
 func vacant(t testing.TB) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -16,7 +16,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// zone is a DNS server over records that a test can change.
+// zone is a DNS server with records that a test can change.
 type zone struct {
 	addr string
 
@@ -207,8 +207,8 @@ func TestOrderDrawsByWeight(t *testing.T) {
 	}
 }
 
-// Without servers of its own a name goes to those of the system, as the system would
-// ask for it.
+// Without configured servers, a name is queried at the system's servers and with its search
+// domains.
 func TestTheSystemsServersAreAsked(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "resolv.conf")
 	writeText(t, file, "search example.org\nnameserver 10.0.0.1\nnameserver 2001:db8::1\n")
@@ -266,7 +266,7 @@ func TestDiscovery(t *testing.T) {
 		t.Fatalf("addresses %v, %d calls at the first", c.Addrs(), a.calls.Load())
 	}
 
-	// The set changes: within the TTL of a second it is known.
+	// The set changes and is known within the TTL of a second.
 	d := start(t, nil)
 	z.set(t, srvRecords(d)...)
 	testbed.Until(t, "the new set is used", func() bool { return slices.Equal(c.Addrs(), []string{d.addr}) })
@@ -275,7 +275,7 @@ func TestDiscovery(t *testing.T) {
 		t.Errorf("the new replica got %d calls", d.calls.Load())
 	}
 
-	// DNS dies: the last good set stays, and serves the next start too.
+	// DNS fails: the last good set stays in use, also after a restart.
 	testbed.Until(t, "the set is cached", func() bool {
 		have := sourceAt(t, file).recall().Endpoints
 		return len(have) == 1 && have[0].Addr == d.addr
@@ -293,7 +293,7 @@ func TestDiscovery(t *testing.T) {
 	if z.count() != asked {
 		t.Error("the stopped server answered")
 	}
-	// The name in the form of gRPC is the same name.
+	// The target in gRPC's form has the same name.
 	opt.Discovery = "persys:///persys.x?dns=" + z.addr
 	mustCall(t, dialTo(t, opt), apply)
 	opt.CacheFile = ""
@@ -303,8 +303,8 @@ func TestDiscovery(t *testing.T) {
 	}
 }
 
-// TestSilentDNS: a start does not wait for a DNS server that says nothing, which takes longer
-// to find out than a lease lives, when there are addresses of last time.
+// TestSilentDNS: with cached addresses, a start does not wait for a silent DNS server. The wait
+// would be longer than a lease.
 func TestSilentDNS(t *testing.T) {
 	a, b := start(t, nil), start(t, nil)
 	silent, err := net.ListenPacket("udp", "127.0.0.1:0")
@@ -321,7 +321,7 @@ func TestSilentDNS(t *testing.T) {
 	if err := call(c, apply, queryTimeout); err != nil {
 		t.Errorf("while DNS is silent: %v", err)
 	}
-	// What DNS says takes the place of what was true last time.
+	// The answer of DNS replaces the cached addresses.
 	z := startZone(t, srvRecords(b)...)
 	c = dialTo(t, Options{Discovery: "srv://persys.x?dns=" + z.addr, CacheFile: file})
 	testbed.Until(t, "the answer is used", func() bool { return slices.Equal(c.Addrs(), []string{b.addr}) })
@@ -386,8 +386,8 @@ func sourceAt(t *testing.T, file string) *source {
 	return s
 }
 
-// A server that was named by hand and knows no scheduler, as a replica that has
-// just lost its disk does, does not hide those that the others know.
+// A configured server without records, such as a replica that has just lost its disk, does not hide
+// the records of other servers.
 func TestDiscoveryAsksOnWhereNothingIsKnown(t *testing.T) {
 	a := start(t, nil)
 	empty, full := startZone(t), startZone(t, srvRecords(a)...)
@@ -398,8 +398,8 @@ func TestDiscoveryAsksOnWhereNothingIsKnown(t *testing.T) {
 	}
 }
 
-// All schedulers have moved since the agent was set up: it was told in time, and
-// remembers over a restart.
+// All schedulers have moved since the agent was configured. It learned their addresses in time and
+// finds them after a restart.
 func TestLearn(t *testing.T) {
 	for _, name := range []string{"list", "srv"} {
 		t.Run(name, func(t *testing.T) {

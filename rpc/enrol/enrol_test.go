@@ -25,7 +25,7 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// bundles answers for a bundle, and for nothing else.
+// bundles implements the Bundle call only.
 type bundles struct {
 	grpc.ClientConnInterface
 	mu     sync.Mutex
@@ -66,8 +66,8 @@ func files(t *testing.T, p pki.Paths) *pki.Files {
 	return f
 }
 
-// A program whose certificate is from elsewhere (files, Vault) learns all the same
-// within seconds what the cluster has revoked.
+// A program with a certificate of another CA (files, Vault) learns the cluster's revocations within
+// seconds too.
 func TestRevocationsReachProgramsWithFiles(t *testing.T) {
 	set := devCerts(t)
 	own, peer := files(t, set.Leaf["agent/n1"]), files(t, set.Leaf["scheduler/s0"])
@@ -100,7 +100,7 @@ func TestRevocationsReachProgramsWithFiles(t *testing.T) {
 	})
 }
 
-// Legacy v1 schedulers know no revocations, which is no news every five seconds.
+// Legacy v1 schedulers have no revocations, which is logged once and not every five seconds.
 func TestExistingSchedulersRevokeNobody(t *testing.T) {
 	own := files(t, devCerts(t).Leaf["agent/n1"])
 	conn := &bundles{err: status.Error(codes.Unimplemented, "unknown service")}
@@ -115,8 +115,8 @@ func TestExistingSchedulersRevokeNobody(t *testing.T) {
 	}
 }
 
-// Schedulers that are replaced one after another, while nobody is revoked and no root changes, are
-// found at the next start.
+// Scheduler addresses are stored even if revocations and roots stay the same, so the next start
+// finds replaced schedulers.
 func TestWhereTheSchedulersAreIsRemembered(t *testing.T) {
 	own := files(t, devCerts(t).Leaf["agent/n1"])
 	root, err := pki.NewRoot("c1", pki.IssuedAt(own.Leaf()))
@@ -149,8 +149,8 @@ func TestWhereTheSchedulersAreIsRemembered(t *testing.T) {
 	}
 }
 
-// A machine that slept past the end of its certificate is told what to type, and its
-// token is read as that of somebody who joins for the first time.
+// A machine whose certificate expired while it was off gets an error with the next command, and can
+// join again with a token.
 func TestExpiredSaysTheWayBack(t *testing.T) {
 	root, err := pki.NewRoot("c1", time.Now().Add(-time.Hour))
 	if err != nil {
@@ -178,8 +178,8 @@ func TestExpiredSaysTheWayBack(t *testing.T) {
 	}
 }
 
-// A certificate that is not made out to where its machine is now is replaced at once, and
-// not when two thirds of its life are over. One that cannot be kept is asked for once.
+// A certificate without the machine's current address is renewed at once. A certificate that cannot
+// be stored is requested only once.
 func TestRenewedWhereItMoved(t *testing.T) {
 	leaf := files(t, devCerts(t).Leaf["agent/n1"])
 	for _, c := range []struct {
@@ -202,7 +202,7 @@ func TestRenewedWhereItMoved(t *testing.T) {
 	}
 }
 
-// renewals answers every renewal, and counts them.
+// renewals answers and counts renewals.
 type renewals struct {
 	grpc.ClientConnInterface
 	asked int

@@ -60,7 +60,7 @@ func TestEnter(t *testing.T) {
 	if got := strings.Join(said, " "); got != "concurrency rate" {
 		t.Errorf("refusals told: %s", got)
 	}
-	// Those who are gone are forgotten, one who has a call under way is not.
+	// Idle peers are dropped; a peer with a call in progress is not.
 	now = now.Add(2 * forgetAfter)
 	for i := range forgetAt + 10 {
 		if _, err := p.Enter(Peer{"host", fmt.Sprint(i)}); err != nil {
@@ -81,7 +81,7 @@ func TestEnter(t *testing.T) {
 	}
 }
 
-// A flood of hosts has those that are idle looked for once a second, not once for each.
+// A flood of hosts causes one search for idle peers per second, not one per host.
 func TestIdlePeersAreLookedForSeldom(t *testing.T) {
 	p := NewPeers(Limits{Calls: 5}, nil)
 	now := time.Unix(1000, 0)
@@ -111,8 +111,7 @@ func TestIdlePeersAreLookedForSeldom(t *testing.T) {
 	}
 }
 
-// serve runs a gRPC server with the bounds of every server here, and shorter ones of
-// the test.
+// serve runs a gRPC server with our usual bounds and shorter ones of the test.
 func serve(t *testing.T, l Limits, opts ...grpc.ServerOption) (addr string, refused func(string) int) {
 	t.Helper()
 	var mu sync.Mutex
@@ -149,7 +148,7 @@ func check(t *testing.T, addr string, md ...string) error {
 	return err
 }
 
-// dialFrom connects from an address of this machine.
+// dialFrom connects from a given local address.
 func dialFrom(t *testing.T, from, addr string) net.Conn {
 	t.Helper()
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}, Timeout: 5 * time.Second}
@@ -161,7 +160,7 @@ func dialFrom(t *testing.T, from, addr string) net.Conn {
 	return c
 }
 
-// closedWithin reports whether the other side closes a connection.
+// closedWithin reports whether the other side closes a connection in time.
 func closedWithin(t *testing.T, c net.Conn, d time.Duration) bool {
 	t.Helper()
 	if err := c.SetReadDeadline(time.Now().Add(d)); err != nil {
@@ -171,8 +170,7 @@ func closedWithin(t *testing.T, c net.Conn, d time.Duration) bool {
 	return !errors.Is(err, os.ErrDeadlineExceeded)
 }
 
-// A host that opens connections without end gets so many and no more, and others are
-// served meanwhile.
+// A host cannot exceed its number of connections, and other hosts are served meanwhile.
 func TestHostOf(t *testing.T) {
 	for _, tt := range []struct {
 		at   net.Addr
@@ -228,8 +226,8 @@ func TestConnectionsInAll(t *testing.T) {
 	}
 }
 
-// Whoever connects and says nothing, or says it one byte at a time, is gone after the
-// time that a handshake may take; others are served all the while.
+// A client that is silent or sends one byte at a time is disconnected after the handshake limit.
+// Others are served meanwhile.
 func TestSlowHandshakes(t *testing.T) {
 	addr, _ := serve(t, Limits{}, grpc.ConnectionTimeout(time.Second))
 	silent, slow := dialFrom(t, "127.0.0.2", addr), dialFrom(t, "127.0.0.2", addr)
