@@ -13,9 +13,9 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// BenchmarkMachineApply is what every replica does with a log entry of puts, by
-// puts per entry: decode, judge, index, fold, publish. Ten thousand workloads
-// change again and again, neighbours far apart, as those of many callers are.
+// BenchmarkMachineApply measures the work of a replica for one log entry of puts, by puts per entry:
+// decode, judge, index, digest, publish. Ten thousand workloads change again and again; neighbours in the
+// entry are far apart in the state, as those of many callers are.
 func BenchmarkMachineApply(b *testing.B) {
 	for _, each := range []int{16, 64, 256} {
 		b.Run(fmt.Sprintf("puts=%d", each), func(b *testing.B) {
@@ -32,7 +32,7 @@ func BenchmarkMachineApply(b *testing.B) {
 				Head: &commandv1.Head{At: now.UnixNano()},
 				Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: "c", Incarnation: 1}},
 			}))
-			// As in a cluster of this version, where more is kept of a change.
+			// A cluster at this program's feature level, which records more of a change.
 			apply(framed(b, &commandv1.Command{
 				Head: &commandv1.Head{At: now.UnixNano()},
 				Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{
@@ -65,12 +65,12 @@ func BenchmarkMachineApply(b *testing.B) {
 	}
 }
 
-// freshen makes the commands of an entry new ones.
+// freshen gives the commands of an entry new request ids.
 func freshen(entry []byte, seq int) {
 	for i := 0; i+16 < len(entry); i++ {
 		switch {
 		case string(entry[i:i+3]) == "\x01\x90\x00" && entry[i+6] == 0x70:
-			// A thousand a millisecond, as ids of one replica are minted.
+			// A thousand ids per millisecond, as one replica makes them.
 			entry[i+3], entry[i+4], entry[i+5] = byte(seq/1000>>16), byte(seq/1000>>8), byte(seq/1000)
 			binary.BigEndian.PutUint64(entry[i+8:], 0x8000_0000_0000_0000|uint64(seq))
 			seq++
@@ -91,7 +91,7 @@ func framed(b *testing.B, c fsm.Command) []byte {
 	return f
 }
 
-// benchPut is what the edge makes of a small container.
+// benchPut is the command for a small container.
 func benchPut(i int, now time.Time) fsm.Command {
 	return &commandv1.Command{
 		Head: &commandv1.Head{

@@ -26,7 +26,8 @@ func TestSnapshotAndRestoreUnderLoad(t *testing.T) {
 	g.cfg = func(_ int, c *Config) {
 		c.Timing.SnapshotEntries, c.Timing.TrailingEntries = 50, 10
 		c.Timing.SnapshotInterval = 20 * time.Millisecond
-		// It is about the leader's log: a machine that is too busy elects no other one.
+		// The test is about the leader's log: long timeouts keep a busy machine from electing another
+		// leader.
 		c.Timing.Heartbeat, c.Timing.LeaderLease = 3*time.Second, 2*time.Second
 	}
 	leader := g.form()
@@ -48,7 +49,7 @@ func TestSnapshotAndRestoreUnderLoad(t *testing.T) {
 		load <- v
 	}()
 	g.close(i)
-	// The log moves past what the absent follower has.
+	// The log drops the entries that the absent follower lacks.
 	gone := away.raft.LastIndex()
 	testbed.Until(t, "the log compacted", func() bool {
 		first, err := leader.logs.FirstIndex()
@@ -84,7 +85,7 @@ func newestSnapshot(t *testing.T, dir string) string {
 	if err != nil || len(all) == 0 {
 		t.Fatalf("no snapshot: %v", err)
 	}
-	// Their names are term-index-milliseconds, and the index 9 comes before 21.
+	// The names are term-index-milliseconds, so they do not sort by index as text.
 	return slices.MaxFunc(all, func(a, b string) int { return cmp.Compare(snapshotIndex(t, a), snapshotIndex(t, b)) })
 }
 
@@ -269,7 +270,7 @@ func TestAnUnknownCommandStopsTheReplica(t *testing.T) {
 	g := newGroup(t, 1)
 	n := g.form()
 	mustPut(t, n, "w", 1)
-	// Arm 99 of the next version: length-delimited, empty.
+	// A command with field 99, as a later version may send: length-delimited, empty.
 	next := append([]byte{}, 0x0a, 0x03, 0x9a, 0x06, 0x00)
 	f := n.raft.Apply(next, time.Second)
 	if err := f.Error(); err != nil {
@@ -363,13 +364,13 @@ func TestLogStoreCache(t *testing.T) {
 	if s.bytes > cacheBytes || s.next != 301 || s.first < 100 {
 		t.Errorf("cache holds [%d, %d) with %d bytes", s.first, s.next, s.bytes)
 	}
-	for _, i := range []uint64{1, 299, 300} { // from disk, from memory
+	for _, i := range []uint64{1, 299, 300} { // from disk, then from memory
 		var l raft.Log
 		if err := s.GetLog(i, &l); err != nil || l.Index != i || l.Data[0] != byte(i) || l.Extensions != nil {
 			t.Errorf("entry %d: %+v, %v", i, l.Index, err)
 		}
 	}
-	// A suffix replaced by another leader must not be served from memory.
+	// A suffix that another leader replaced must not come from memory.
 	if err := s.DeleteRange(250, 300); err != nil {
 		t.Fatal(err)
 	}

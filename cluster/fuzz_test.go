@@ -12,8 +12,8 @@ import (
 	"github.com/hashicorp/memberlist"
 )
 
-// FuzzGreeting: the first bytes of a connection on the Raft port. What is not
-// understood is an error, and what is, is a kind that we know.
+// FuzzGreeting reads the first bytes of a connection on the Raft port: an error, or a kind that this
+// version knows.
 func FuzzGreeting(f *testing.F) {
 	for _, body := range []string{`{"from":"a","to":"b","cluster":"c"}`, `{}`, `null`, `[]`, `{"from":1}`, ``} {
 		for _, kind := range []byte{kindRaft, kindPeer, 0x16} {
@@ -33,8 +33,8 @@ func FuzzGreeting(f *testing.F) {
 	})
 }
 
-// FuzzPeerCall: a call of another replica, and its answer. Those that end
-// something are left out: they are for their own tests.
+// FuzzPeerCall answers a call of another replica. Calls that stop this replica are left out; they have
+// tests of their own.
 func FuzzPeerCall(f *testing.F) {
 	g := newGroup(f, 1)
 	n := g.form()
@@ -60,7 +60,7 @@ func FuzzPeerCall(f *testing.F) {
 	})
 }
 
-// FuzzHint: what gossip says of a replica. Whatever it is, the replica is seen.
+// FuzzHint reads the metadata of a replica in gossip. Whatever it holds, the replica is listed.
 func FuzzHint(f *testing.F) {
 	f.Add("x", []byte(`{"n":"s1","r":"10.0.0.1:8086","g":"10.0.0.1:8085"}`))
 	f.Add("", []byte(`{"n":[]}`))
@@ -80,8 +80,7 @@ func FuzzHint(f *testing.F) {
 	})
 }
 
-// FuzzDataFolder: the files beside the log, which a crash or a person may have left
-// in any state.
+// FuzzDataFolder opens files beside the log in any state that a crash or a person may leave.
 func FuzzDataFolder(f *testing.F) {
 	dir := f.TempDir()
 	snapshot := filepath.Join(dir, "snapshots", "1-2-3")

@@ -19,8 +19,8 @@ func (n *Node) healthOf(id string) string {
 	return "absent"
 }
 
-// A replica that falls silent is suspected before it is given up, and is alive
-// again as soon as it answers; with the shipped timing.
+// A silent replica is first suspected, then declared dead, and is alive again as soon as it answers; with
+// the default timing.
 func TestSilentReplicaIsSuspected(t *testing.T) {
 	t.Parallel()
 	g := newGroup(t, 3)
@@ -29,7 +29,7 @@ func TestSilentReplicaIsSuspected(t *testing.T) {
 	lost := g.follower(leader)
 	testbed.Until(t, "everybody alive", func() bool { return leader.healthOf(lost.id) == "alive" })
 
-	lost.gossip.end.Do(func() { // no goodbye
+	lost.gossip.end.Do(func() { // without a leave message
 		if err := lost.gossip.list.Shutdown(); err != nil {
 			t.Error(err)
 		}
@@ -45,26 +45,25 @@ func TestSilentReplicaIsSuspected(t *testing.T) {
 	if first != "suspect" {
 		t.Errorf("a replica that has just fallen silent is %q, want suspect", first)
 	}
-	// Designed: 0.6 s and what a tick takes. A busy machine may double that, no more.
+	// Designed for 0.6 s and a tick. A busy machine may take more than double.
 	if took > 2*time.Second {
 		t.Errorf("it took %s to suspect it, limit 2s", took)
 	}
 	testbed.Until(t, "the silent replica given up", func() bool { return leader.healthOf(lost.id) == "dead" })
 	took = time.Since(began)
 	t.Logf("given up after %s", took.Round(time.Millisecond))
-	if took > missedWithin { // designed: about 3 s
+	if took > missedWithin { // designed for about 3 s
 		t.Errorf("it took %s to give it up, limit %s", took, missedWithin)
 	}
 }
 
-// missedWithin is within what a dead replica is to be given up: the TTL of the
-// schedulers' records and a second for a busy machine.
+// missedWithin is the time in which a dead replica must be declared dead: the TTL of the schedulers'
+// records, and a second for a busy machine.
 const missedWithin = 6 * time.Second
 
-// A replica that starts while another is dead never met it: it asks it last from
-// the first moment, gives it up as soon as the others would, and takes it back
-// when it comes.
-func TestRestartedReplicaMissesTheDead(t *testing.T) {
+// A replica that starts while another is dead has never met it. It lists the dead one last from the start,
+// declares it dead as soon as the others would, and alive when it comes back.
+func TestRestartedReplicaDetectsTheDead(t *testing.T) {
 	t.Parallel()
 	g := newGroup(t, 3)
 	g.cfg = func(_ int, c *Config) { c.Timing.FastGossip = false }
@@ -101,8 +100,8 @@ func TestRestartedReplicaMissesTheDead(t *testing.T) {
 	testbed.Until(t, "it is back", func() bool { return n.healthOf(dead.id) == "alive" })
 }
 
-// A replica that stops says so: nobody has to find out.
-func TestStoppingReplicaSaysGoodbye(t *testing.T) {
+// A replica that stops sends a leave message.
+func TestStoppingReplicaLeavesGossip(t *testing.T) {
 	t.Parallel()
 	g := newGroup(t, 3)
 	g.cfg = func(_ int, c *Config) { c.Timing.FastGossip = false }
@@ -111,7 +110,7 @@ func TestStoppingReplicaSaysGoodbye(t *testing.T) {
 	testbed.Until(t, "everybody alive", func() bool { return leader.healthOf(gone.id) == "alive" })
 	g.close(g.index(gone))
 	seen := ""
-	testbed.Until(t, "the goodbye heard", func() bool {
+	testbed.Until(t, "the leave message", func() bool {
 		if h := leader.healthOf(gone.id); h != "alive" {
 			seen = h
 		}
@@ -122,7 +121,7 @@ func TestStoppingReplicaSaysGoodbye(t *testing.T) {
 	}
 }
 
-// ping asks another replica for a sign of life, sealed as all gossip is.
+// ping probes another replica with an encrypted packet.
 func (n *Node) ping(to *Node) error {
 	addr, err := net.ResolveUDPAddr("udp", to.GossipAddr())
 	if err != nil {
@@ -132,9 +131,8 @@ func (n *Node) ping(to *Node) error {
 	return err
 }
 
-// The keys of gossip are changed under three running replicas, in the order in which
-// the leader has them changed: nobody is missed meanwhile, and who has only the former
-// key afterwards hears nothing.
+// The gossip keys of three running replicas change in the order in which the leader changes them. No
+// replica is suspected meanwhile, and a replica with only the former key cannot take part afterwards.
 func TestGossipKeysChange(t *testing.T) {
 	t.Parallel()
 	g := newGroup(t, 3)
@@ -176,7 +174,7 @@ func TestGossipKeysChange(t *testing.T) {
 		seals []byte
 		all   [][]byte
 	}{{old, [][]byte{old, fresh}}, {fresh, [][]byte{old, fresh}}, {fresh, [][]byte{fresh}}} {
-		for _, n := range nodes { // one after another, with a word of each to each in between
+		for _, n := range nodes { // one replica after another, with a ping between each two
 			if err := n.SetGossipKeys(step.seals, step.all); err != nil {
 				t.Fatal(err)
 			}
@@ -207,7 +205,7 @@ func TestGossipKeysChange(t *testing.T) {
 	if k := stranger(old); k != 0 {
 		t.Errorf("with the former key gossip reaches %d", k)
 	}
-	// A ring with a key in the middle that goes, and one behind it that stays.
+	// A ring that loses a key in its middle and keeps the one behind it.
 	third := bytes.Repeat([]byte{3}, 32)
 	for _, all := range [][][]byte{{fresh, old, third}, {fresh, third}} {
 		if err := leader.SetGossipKeys(fresh, all); err != nil {
@@ -219,7 +217,7 @@ func TestGossipKeysChange(t *testing.T) {
 	}
 }
 
-// TestFirstIP: what is published where a wildcard is bound, on a network without IPv4 too.
+// TestFirstIP: the published address of a wildcard listener, also on a network without IPv4.
 func TestFirstIP(t *testing.T) {
 	for want, have := range map[string][]string{
 		"127.0.0.1":   {"127.0.0.1/8", "::1/128", "fe80::1/64", "169.254.0.1/16"},
@@ -240,8 +238,8 @@ func TestFirstIP(t *testing.T) {
 	}
 }
 
-// TestJoinByAName: a name stands for every replica that it has an address of, and the first of
-// them may be the one that is away.
+// TestJoinByAName: a name stands for every replica that it has an address of; the first of them may be
+// away.
 func TestJoinByAName(t *testing.T) {
 	t.Parallel()
 	names := hooks{lookup: func(_ context.Context, host string) ([]net.IPAddr, error) {

@@ -42,8 +42,8 @@ func fastTiming() Timing {
 	}
 }
 
-// network stands between the replicas of a test: a cut pair cannot connect, and
-// its connections end, without anybody's port being refused.
+// network connects the replicas of a test. A cut pair cannot connect, and its connections end, but no port
+// refuses a connection.
 type network struct {
 	mu    sync.Mutex
 	cuts  map[[2]string]bool
@@ -54,7 +54,7 @@ type link struct {
 	net.Conn
 	nw   *network
 	from string
-	to   func() string // addresses of replicas are known some time after they start
+	to   func() string // the address of a replica is known some time after its start
 }
 
 func (l *link) Close() error {
@@ -66,8 +66,7 @@ func (l *link) Close() error {
 
 var errCut = errors.New("test network: no route")
 
-// dialer is a dial hook for the replica called from; addresses are looked up by
-// the names that name gives them.
+// dialer is the dial hook of the replica called from. name maps an address to the name of its replica.
 func (nw *network) dialer(from string, name func(addr string) string) func(context.Context, string) (net.Conn, error) {
 	return func(ctx context.Context, addr string) (net.Conn, error) {
 		to := name(addr)
@@ -84,7 +83,7 @@ func (nw *network) dialer(from string, name func(addr string) string) func(conte
 		l := &link{Conn: c, nw: nw, from: from, to: func() string { return name(addr) }}
 		nw.mu.Lock()
 		defer nw.mu.Unlock()
-		if nw.cuts[[2]string{from, l.to()}] { // cut while it was being made
+		if nw.cuts[[2]string{from, l.to()}] { // the pair was cut while the connection was made
 			_ = c.Close()
 			return nil, errCut
 		}
@@ -93,7 +92,7 @@ func (nw *network) dialer(from string, name func(addr string) string) func(conte
 	}
 }
 
-// isolate cuts name off from everybody else, or joins it again.
+// isolate cuts name off from all others, or joins it again.
 func (nw *network) isolate(name string, all []string, cut bool) {
 	nw.mu.Lock()
 	var ended []*link
@@ -131,7 +130,7 @@ type group struct {
 
 func newGroup(t testing.TB, expect int) *group {
 	t.Helper()
-	t.TempDir() // the first one, so that directories outlive the replicas
+	t.TempDir() // the first TempDir is removed last, so that directories outlive the replicas
 	g := &group{
 		t: t, size: expect,
 		nw:    &network{cuts: map[[2]string]bool{}, conns: map[*link]struct{}{}},
@@ -270,8 +269,7 @@ func (g *group) form() *Node {
 	return g.settled(g.size)
 }
 
-// settled waits for a leader that has that many voters, all of them recorded
-// and in contact.
+// settled waits for a leader with this number of voters, all of them recorded and in contact.
 func (g *group) settled(voters int) *Node {
 	g.t.Helper()
 	var leader *Node
@@ -349,7 +347,7 @@ func (g *group) follower(of *Node) *Node {
 	return nil
 }
 
-// put is a command that stores a workload whose CPU demand is v.
+// put is a command that stores a workload with a CPU demand of v.
 func put(id string, v int64) fsm.Command {
 	return putSized(id, v, 16)
 }

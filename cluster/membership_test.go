@@ -59,8 +59,8 @@ func TestScaleOutToFive(t *testing.T) {
 	}
 }
 
-// TestAJoinerHasNoVoteFirst reads every configuration that the log ever held: one
-// that joins a cluster is there without a vote before it has one.
+// TestAJoinerHasNoVoteFirst reads every configuration in the log: a replica that joins a cluster is a
+// non-voter before it is a voter.
 func TestAJoinerHasNoVoteFirst(t *testing.T) {
 	g := newGroup(t, 3)
 	leader := g.form()
@@ -112,8 +112,8 @@ func TestRestartFromDisk(t *testing.T) {
 	}
 }
 
-// The library's pause before the next append doubles with every one that failed,
-// so few may fail while a follower is away, however long it is.
+// The library's pause before the next append doubles with every failed one, so few may fail while a
+// follower is away, however long it is away.
 func TestAReturningFollowerIsServedAtOnce(t *testing.T) {
 	g := newGroup(t, 3)
 	leader := g.form()
@@ -121,7 +121,7 @@ func TestAReturningFollowerIsServedAtOnce(t *testing.T) {
 	mustPut(t, leader, "w", 0)
 	before := leader.trans.failed.Load()
 	g.close(away)
-	// Unhindered, seven fail within a second.
+	// Without the wait in the transport, seven fail within a second.
 	wrote := int64(0)
 	for until := time.Now().Add(time.Second); time.Now().Before(until); time.Sleep(20 * time.Millisecond) {
 		wrote++
@@ -134,8 +134,8 @@ func TestAReturningFollowerIsServedAtOnce(t *testing.T) {
 	}
 }
 
-// A leader that waits for a follower can hand over, be deposed and stop.
-func TestWaitingForAFollowerHoldsUpNothing(t *testing.T) {
+// A leader that waits for a follower can transfer leadership, lose it, and stop.
+func TestWaitingForAFollowerBlocksNothingElse(t *testing.T) {
 	g := newGroup(t, 3)
 	leader := g.form()
 	gone := g.follower(leader)
@@ -143,7 +143,7 @@ func TestWaitingForAFollowerHoldsUpNothing(t *testing.T) {
 	g.close(away)
 	mustPut(t, leader, "w", 1)
 	testbed.Until(t, "that it is missed", func() bool { return !leader.healthy(raft.ServerID(gone.ID())) })
-	for range 3 { // the library has room for one attempt of those that it does not finish
+	for range 3 { // the library allows one unfinished attempt
 		leader = g.waitLeader()
 		if err := leader.TransferLeadership(timeout(t, patience), gone.ID()); err == nil {
 			t.Fatal("it handed over to a replica that is away")
@@ -205,7 +205,7 @@ func TestAnEmptiedMachineRefusesItsOldId(t *testing.T) {
 		conn.Close()
 		t.Fatal("a connection meant for another replica was accepted")
 	}
-	// And the same through Raft's transport: no vote is given.
+	// The same through Raft's transport: no vote is granted.
 	var resp raft.RequestVoteResponse
 	err = leader.trans.RequestVote("00000000-gone", raft.ServerAddress(other.RaftAddr()), &raft.RequestVoteRequest{Term: 99}, &resp)
 	if err == nil || resp.Granted {
@@ -220,7 +220,7 @@ func TestAReplicaOfAnotherClusterIsRefused(t *testing.T) {
 	if !errors.Is(err, ErrWrongCluster) {
 		t.Fatalf("got %v", err)
 	}
-	// Even when gossip lets them meet, neither takes the other in.
+	// Even if gossip connects them, neither cluster adds the other's replica.
 	if k, _ := na.gossip.join([]string{nb.GossipAddr()}); k != 1 {
 		t.Fatalf("joined %d", k)
 	}
@@ -253,8 +253,8 @@ func TestRestartOnAnotherAddress(t *testing.T) {
 	mustPut(t, g.waitLeader(), "w", 3)
 	testbed.Until(t, "data at the new address", func() bool { return value(n.Store().View(), "w") == 3 })
 
-	// What the library asked of the former address meanwhile has failed, though the replica
-	// answered: it would read the address that it is about to write, or has.
+	// Appends of the library to the former address failed meanwhile, although the replica answered: the
+	// library reads the address that is being changed.
 	leader = g.waitLeader()
 	var last raft.Log
 	if err := leader.logs.GetLog(n.raft.AppliedIndex(), &last); err != nil {
@@ -286,9 +286,8 @@ func TestRestartOnAnotherAddress(t *testing.T) {
 	}
 }
 
-// All replicas may come back elsewhere at once, where a site has got its power and other
-// leases of its addresses: nobody leads before they find each other, and the leader is one
-// of them. In places too that others had.
+// All replicas may come back at other addresses at once, for example when a site gets power and new DHCP
+// leases. There is no leader before they find each other. Some get the address that another replica had.
 func TestAllRestartOnOtherAddresses(t *testing.T) {
 	for name, c := range map[string]struct {
 		size int
@@ -374,7 +373,7 @@ func TestLeave(t *testing.T) {
 	}
 }
 
-// A replica that learns of its removal from the log, and not from the leader that it asked, has left all the same.
+// A replica that learns of its removal from the log before the leader answers has left all the same.
 func TestLeaveWhileAThirdIsAway(t *testing.T) {
 	g := newGroup(t, 3)
 	leader := g.form()
@@ -383,7 +382,7 @@ func TestLeaveWhileAThirdIsAway(t *testing.T) {
 	cut := func(off bool) { g.nw.isolate(third.cfg.Name, g.names(), off) }
 	var err error
 	testbed.Until(t, "it is let go", func() bool {
-		cut(true) // and not noticed yet, or it stays
+		cut(true) // before the leader notices, or the replica stays
 		err = leaver.Depart(timeout(t, 2*time.Second))
 		cut(false)
 		return err == nil || !strings.Contains(err.Error(), "stays")
@@ -394,7 +393,7 @@ func TestLeaveWhileAThirdIsAway(t *testing.T) {
 	}
 }
 
-// The removal of a replica that a leader could not carry out is not made up for when it leads again.
+// A removal that a leader could not carry out is not carried out later, when it leads again.
 func TestARemovalThatFailed(t *testing.T) {
 	g := newGroup(t, 3)
 	g.cfg = func(i int, c *Config) {
@@ -415,13 +414,13 @@ func TestARemovalThatFailed(t *testing.T) {
 		return l == leader || l.TransferLeadership(timeout(t, patience), leader.ID()) == nil && leader.IsLeader()
 	})
 	g.start(3)
-	g.settled(4) // so everybody was looked at
+	g.settled(4) // so every replica was checked
 	if err := stays.Err(); err != nil {
 		t.Errorf("a member halted: %v", err)
 	}
 }
 
-// The replica that a cluster began with joins the others when it has lost its state.
+// The first replica of a cluster joins the others when it has lost its state.
 func TestTheFirstOfAClusterDiverges(t *testing.T) {
 	g := newGroup(t, 1)
 	g.cfg = func(i int, c *Config) {
@@ -449,7 +448,7 @@ func TestTheFirstOfAClusterDiverges(t *testing.T) {
 	g.settled(3)
 }
 
-// TestDismiss: the leader has another replica, or itself, leave in good order.
+// TestDismiss: the leader makes another replica, or itself, leave.
 func TestDismiss(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -482,7 +481,7 @@ func TestDismiss(t *testing.T) {
 			mustPut(t, now, "w", 1)
 		})
 	}
-	t.Run("not if the others could not go on", func(t *testing.T) {
+	t.Run("refused if the others would lose the quorum", func(t *testing.T) {
 		g := newGroup(t, 3)
 		leader := g.form()
 		dead := g.follower(leader)
@@ -575,12 +574,12 @@ func TestOpenErrorsNameTheSetting(t *testing.T) {
 	}
 }
 
-// A replica that gossip shows and nobody can ask may be of a cluster: none is formed beside it,
-// and why none is found is said again and again.
+// A replica that gossip shows and that cannot be asked may belong to a cluster: no second cluster is
+// formed, and the reason is logged again and again.
 func TestNoClusterBesideOneThatCannotBeAsked(t *testing.T) {
 	g := newGroup(t, 1)
 	first := g.form()
-	g.nw.isolate("s1", []string{"s0"}, true) // of Raft's port, not of gossip
+	g.nw.isolate("s1", []string{"s0"}, true) // cuts the Raft port, not gossip
 	var log testbed.Output
 	g.cfg = func(_ int, c *Config) {
 		c.Timing.Reconcile = 10 * time.Millisecond
@@ -608,14 +607,14 @@ func TestWrongClusterIDInTheConfiguration(t *testing.T) {
 	}
 }
 
-// A cluster has one shard for ever: a replica that is set up for another one does
-// not start on its data, and is not let in.
+// A cluster has one shard for ever: a replica that is configured for another shard does not start with its
+// data, and cannot join.
 func TestWrongShardInTheConfiguration(t *testing.T) {
 	g := newGroup(t, 1)
 	shard := "east"
 	g.cfg = func(i int, c *Config) {
 		if c.Shard = shard; i > 0 {
-			c.BootstrapExpect = 0 // it is to join
+			c.BootstrapExpect = 0 // so that it joins
 		}
 	}
 	n := g.form()
@@ -649,7 +648,7 @@ func TestWrongShardInTheConfiguration(t *testing.T) {
 	}
 }
 
-// With a snapshot it is Open that finds out, before Raft runs.
+// With a snapshot, Open finds the wrong shard before Raft runs.
 func TestWrongShardInASnapshot(t *testing.T) {
 	g := newGroup(t, 1)
 	shard := "east"
@@ -674,8 +673,8 @@ func TestSoloAndGivenClusterID(t *testing.T) {
 	}
 }
 
-// A configured id is what a new cluster gets, not knowledge of one: three that are
-// told the same one form it.
+// A configured cluster id is the id of a new cluster, not knowledge of one: three replicas with the same id
+// form it.
 func TestThreeFormWithAGivenClusterID(t *testing.T) {
 	g := newGroup(t, 3)
 	g.cfg = func(_ int, c *Config) { c.ClusterID = "lab" }

@@ -9,7 +9,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// counted is a Metrics that remembers what it was told.
+// counted is a Metrics that counts its calls.
 type counted struct {
 	mu    sync.Mutex
 	calls map[string]int
@@ -44,8 +44,8 @@ func (c *counted) Snapshot(what string, _ time.Duration, err error) {
 }
 func (c *counted) Election() { c.add("election", 1) }
 
-// A replica tells of its disk, its commits, its elections and its snapshots.
-func TestMetricsAreTold(t *testing.T) {
+// A replica reports its disk writes, commits, elections and snapshots.
+func TestMetricsAreReported(t *testing.T) {
 	var m counted
 	g := newGroup(t, 1)
 	g.cfg = func(_ int, c *Config) { c.Metrics = &m }

@@ -27,7 +27,7 @@ func TestLeaderKilledAnotherTakesOver(t *testing.T) {
 			leader := g.form()
 			mustPut(t, leader, "w", 1)
 			start := time.Now()
-			leader.port.Close() // what a dying process does first
+			leader.port.Close() // as a dying process does first
 			i := g.index(leader)
 			g.mu.Lock()
 			delete(g.nodes, i)
@@ -78,10 +78,10 @@ func TestTransferLeadership(t *testing.T) {
 	}
 }
 
-func TestStintsNeverOverlap(t *testing.T) {
+func TestLeadershipTermsNeverOverlap(t *testing.T) {
 	g := newGroup(t, 3)
 	g.form()
-	var running, stints atomic.Int32
+	var running, terms atomic.Int32
 	var mu sync.Mutex
 	var last fsm.Epoch
 	ctx, cancel := context.WithCancel(context.Background())
@@ -93,7 +93,7 @@ func TestStintsNeverOverlap(t *testing.T) {
 			defer wg.Done()
 			err := n.Lead(ctx, func(ctx context.Context, s LeadershipTerm) error {
 				if own.Add(1) != 1 {
-					t.Error("two stints of one replica at once")
+					t.Error("two leadership terms of one replica overlap")
 				}
 				running.Add(1)
 				mu.Lock()
@@ -103,11 +103,11 @@ func TestStintsNeverOverlap(t *testing.T) {
 				last = s.Epoch
 				mu.Unlock()
 				if info := n.Store().View().Info(); info.Term != s.Epoch.Term || info.ClusterID == "" {
-					t.Errorf("stint %s began at state %+v", s.Epoch, info)
+					t.Errorf("leadership term %s began at state %+v", s.Epoch, info)
 				}
-				stints.Add(1)
+				terms.Add(1)
 				<-ctx.Done()
-				time.Sleep(20 * time.Millisecond) // slow to end: the next one has to wait
+				time.Sleep(20 * time.Millisecond) // slow to end, so that the next term has to wait
 				running.Add(-1)
 				own.Add(-1)
 				return ctx.Err()
@@ -118,20 +118,20 @@ func TestStintsNeverOverlap(t *testing.T) {
 		}()
 	}
 	for range 6 {
-		before := stints.Load()
-		testbed.Until(t, "a stint", func() bool { return running.Load() >= 1 })
+		before := terms.Load()
+		testbed.Until(t, "a leadership term", func() bool { return running.Load() >= 1 })
 		l := g.waitLeader()
 		if err := l.TransferLeadership(timeout(t, 5*time.Second), ""); err != nil && !errors.Is(err, ErrNotLeader) {
 			t.Log(err)
 			continue
 		}
-		testbed.Until(t, "the next stint", func() bool { return stints.Load() > before })
+		testbed.Until(t, "the next leadership term", func() bool { return terms.Load() > before })
 	}
 	cancel()
 	wg.Wait()
 }
 
-func TestALeaderThatCannotWorkHandsOver(t *testing.T) {
+func TestALeaderThatFailsTransfersLeadership(t *testing.T) {
 	g := newGroup(t, 3)
 	leader := g.form()
 	broken := errors.New("broken")
@@ -209,7 +209,7 @@ func TestLinearizableReadsSeeEveryAcknowledgedWrite(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Add(2)
-	go func() { // one writer of a growing register
+	go func() { // one writer of a growing value
 		defer wg.Done()
 		for v := int64(1); ctx.Err() == nil; v++ {
 			for ctx.Err() == nil {

@@ -29,7 +29,7 @@ func TestPacking(t *testing.T) {
 			if is := len(data) > 0 && data[0] == packedMark; is != c.packed || c.packed && len(data) >= len(c.frames) {
 				t.Errorf("packed: %t, %d bytes of %d", is, len(data), len(c.frames))
 			}
-			p.pack(alike, packedLevel) // what it returned before is the caller's
+			p.pack(alike, packedLevel) // the result before belongs to the caller
 			frames, err := u.unpack(data)
 			if err != nil || !bytes.Equal(frames, c.frames) {
 				t.Errorf("%d bytes come back as %d: %v", len(c.frames), len(frames), err)
@@ -58,7 +58,7 @@ func incompressible(n int) []byte {
 	return b
 }
 
-// FuzzUnpack: the data of a log entry from another replica, or from a broken disk.
+// FuzzUnpack reads the data of a log entry from another replica, or from a broken disk.
 func FuzzUnpack(f *testing.F) {
 	var p packer
 	f.Add(p.pack([]byte(strings.Repeat("command ", 100)), packedLevel))

@@ -117,7 +117,7 @@ func TestProposeWhileClosing(t *testing.T) {
 	wg.Wait()
 }
 
-// bench drives callers against a group of three in one process.
+// bench runs callers against three replicas in one process.
 func bench(b *testing.B, callers int, cfg func(int, *Config)) {
 	cmds := make([]fsm.Command, 4096)
 	for i := range cmds {
@@ -166,8 +166,7 @@ func benchWith(b *testing.B, callers int, cfg func(int, *Config), cmds []fsm.Com
 		b.Fatal(err)
 	}
 	cpu := after.Utime.Nano() + after.Stime.Nano() - before.Utime.Nano() - before.Stime.Nano()
-	// All three replicas and the callers; steadier than the rate when others
-	// use the machine.
+	// CPU time of the three replicas and the callers. It is steadier than the rate on a busy machine.
 	b.ReportMetric(float64(cpu)/float64(b.N)/1e3, "cpu-µs/command")
 	b.ReportMetric(float64(b.N)/float64(leader.prop.entries.Load()-entries+1), "commands/entry")
 	if now := leader.raft.CurrentTerm(); now != term {
@@ -181,7 +180,7 @@ func BenchmarkPropose(b *testing.B) {
 	}
 }
 
-// BenchmarkProposeBarrier leaves the state machine's work out.
+// BenchmarkProposeBarrier measures without the work of the state machine.
 func BenchmarkProposeBarrier(b *testing.B) {
 	barrier := &commandv1.Command{Head: &commandv1.Head{At: 1, By: strings.Repeat("b", 240)}, Body: &commandv1.Command_Barrier{Barrier: &commandv1.Barrier{}}}
 	benchWith(b, 256, nil, []fsm.Command{barrier})

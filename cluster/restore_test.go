@@ -16,7 +16,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// back makes what Restore needs of an older state.
+// back returns a build function for Restore that makes an older state newer than the present one.
 func back(old fsm.State) func(fsm.State) (fsm.State, error) {
 	return func(present fsm.State) (fsm.State, error) {
 		return fsm.Restored(old, present, fsm.RestoreInfo{At: time.Now().UnixNano(), By: "test"})
@@ -32,7 +32,7 @@ func TestRestoreReachesEveryReplicaAsOnePiece(t *testing.T) {
 	mustPut(t, leader, "w", 2)
 	mustPut(t, leader, "younger", 1)
 
-	// The stint that saw the former state ends, and one of the new epoch begins.
+	// The leadership term of the former state ends, and one of the new epoch begins.
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	epochs := make(chan fsm.Epoch, 8)
@@ -68,7 +68,7 @@ func TestRestoreReachesEveryReplicaAsOnePiece(t *testing.T) {
 	}
 	mustPut(t, leader, "after", 3)
 
-	// It outlives a restart of everybody.
+	// The restored state is still there after a restart of all replicas.
 	for i := range 3 {
 		g.close(i)
 	}
@@ -166,7 +166,7 @@ func TestASurvivorIsRecovered(t *testing.T) {
 	if got.State.Info().Incarnation <= before.Incarnation {
 		t.Errorf("incarnation %d, was %d", got.State.Info().Incarnation, before.Incarnation)
 	}
-	// Again does no harm: the command may have been interrupted.
+	// Repeating the command changes nothing: it may have been interrupted.
 	if got, err = Recover(t.Context(), dir, "operator", leader.log); err != nil || len(got.Lost) != 0 {
 		t.Fatalf("recovered again: %v, lost %v", err, got.Lost)
 	}
@@ -211,9 +211,9 @@ func TestARestoreThatIsGivenUpChangesNothing(t *testing.T) {
 	}
 }
 
-// TestARecoveryByRootIsTheServices: the scheduler runs as a user of its own, and whoever
-// recovers it is root, who may let nobody else into what it makes.
-func TestARecoveryByRootIsTheServices(t *testing.T) {
+// TestARecoveryByRootKeepsTheOwner: the scheduler runs as its own user. root recovers it, and the files
+// that root creates must be readable for that user.
+func TestARecoveryByRootKeepsTheOwner(t *testing.T) {
 	const service = 65534
 	g := newGroup(t, 1)
 	n := g.form()
@@ -225,7 +225,7 @@ func TestARecoveryByRootIsTheServices(t *testing.T) {
 			func(path string, _ fs.DirEntry, err error) error { return errors.Join(err, do(path)) }))
 	}
 	each(func(path string) error { return os.Chown(path, service, service) })
-	if err := os.Remove(filepath.Join(g.dirs[0], lockFile)); err != nil { // so that root makes it
+	if err := os.Remove(filepath.Join(g.dirs[0], lockFile)); err != nil { // so that root creates it
 		t.Fatal(err)
 	}
 	if _, err := Recover(t.Context(), g.dirs[0], "root", n.log); err != nil {
@@ -240,7 +240,7 @@ func TestARecoveryByRootIsTheServices(t *testing.T) {
 	})
 }
 
-func TestWhatIsNoSurvivorIsNamed(t *testing.T) {
+func TestUnusableDataDirectoriesAreNamed(t *testing.T) {
 	g := newGroup(t, 1)
 	n := g.form()
 	log := n.log
@@ -253,7 +253,7 @@ func TestWhatIsNoSurvivorIsNamed(t *testing.T) {
 	}
 }
 
-// A replica that is told to stop while its state is replaced stops once it is.
+// A replica that is stopped while its state is replaced stops after the replacement.
 func TestStopWhileAStateIsReplaced(t *testing.T) {
 	g := newGroup(t, 1)
 	n := g.form()
@@ -278,7 +278,7 @@ func TestStopWhileAStateIsReplaced(t *testing.T) {
 	}()
 	<-n.ctx.Done()
 	select {
-	case <-n.port.done: // Raft is being stopped
+	case <-n.port.done: // Raft is stopping
 		t.Error("it does not wait for the state")
 	case <-time.After(50 * time.Millisecond):
 	}
@@ -292,8 +292,9 @@ func TestStopWhileAStateIsReplaced(t *testing.T) {
 	}
 }
 
-// What was let in before a restore, and has not reached Raft yet, is in the state that the restore sees.
-func TestARestoreSeesWhatWasLetInBefore(t *testing.T) {
+// Commands that were accepted before a restore and have not reached Raft yet are in the state that the
+// restore gets.
+func TestARestoreSeesAcceptedCommands(t *testing.T) {
 	n := newGroup(t, 1).form()
 	testbed.Until(t, "its own commands", func() bool { return n.prop.settle(timeout(t, time.Second)) == nil })
 	calls, err := n.prop.encode([]fsm.Command{put("early", 1)})
@@ -301,13 +302,13 @@ func TestARestoreSeesWhatWasLetInBefore(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.prop.mu.Lock()
-	n.prop.queue, n.prop.bytes = append(n.prop.queue, calls...), n.prop.bytes+len(calls[0].frames) // and nobody is told
+	n.prop.queue, n.prop.bytes = append(n.prop.queue, calls...), n.prop.bytes+len(calls[0].frames) // without waking the coalescer
 	n.prop.mu.Unlock()
 	go func() {
 		for !n.Restoring() {
 			runtime.Gosched()
 		}
-		time.AfterFunc(50*time.Millisecond, n.prop.rouse) // a restore that does not wait is over by then
+		time.AfterFunc(50*time.Millisecond, n.prop.rouse) // a restore that does not wait has ended by then
 	}()
 	if _, err := n.Restore(timeout(t, patience), func(present fsm.State) (fsm.State, error) {
 		n.prop.rouse()

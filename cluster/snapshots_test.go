@@ -16,8 +16,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// byHand is a leader whose every append the test writes, and its one follower,
-// which is a whole replica.
+// byHand is a leader whose appends are written by the test, and its only follower, a whole replica.
 type byHand struct {
 	t        *testing.T
 	g        *group
@@ -27,7 +26,7 @@ type byHand struct {
 }
 
 func newByHand(t *testing.T) *byHand {
-	g := newGroup(t, 3) // of which two are started: nobody forms a cluster
+	g := newGroup(t, 3) // two of three are started, so that no cluster is formed
 	g.cfg = func(_ int, c *Config) { c.Timing.NoFastFailover = true }
 	b := &byHand{t: t, g: g, from: g.start(0), follower: g.start(1)}
 	for _, s := range []*Node{b.from, b.follower} {
@@ -80,7 +79,7 @@ func (b *byHand) installs(term uint64, last entryID, state []byte) (resp raft.In
 	return resp, err
 }
 
-// emptyState is a snapshot's content.
+// emptyState is the content of a snapshot.
 func emptyState(t *testing.T) []byte {
 	t.Helper()
 	var state bytes.Buffer
@@ -114,7 +113,7 @@ func (b *byHand) holds(index, term uint64) {
 	}
 }
 
-// lacks checks that the follower has no entry that it could send as a leader.
+// lacks checks that the follower would send no entry at index as a leader.
 func (b *byHand) lacks(index uint64) {
 	b.t.Helper()
 	var l raft.Log
@@ -128,10 +127,9 @@ func (b *byHand) applied(index uint64) {
 	testbed.Until(b.t, fmt.Sprintf("entry %d is applied", index), func() bool { return b.follower.raft.AppliedIndex() == index })
 }
 
-// A leader that did not hear of an answer sends entries again that follow the
-// snapshot it has installed.
+// A leader that missed an answer sends entries again that follow the snapshot which the follower installed.
 func TestAnAppendThatContinuesTheSnapshotIsAccepted(t *testing.T) {
-	const term, snapshot, last = 1000, 50, 61 // a term beyond what the two reach by themselves
+	const term, snapshot, last = 1000, 50, 61 // a term that the two do not reach by themselves
 	for _, c := range []struct {
 		name   string
 		before func(b *byHand)
@@ -143,7 +141,7 @@ func TestAnAppendThatContinuesTheSnapshotIsAccepted(t *testing.T) {
 			b.mustInstallWith(entryID{snapshot, term}, entries(snapshot+1, last, term))
 			b.g.close(1)
 			b.follower = b.g.start(1)
-			b.from.trans.CloseStreams() // they led to the one before
+			b.from.trans.CloseStreams() // closes the streams of the term before
 		}},
 		{"never committed entries across the snapshot's end", func(b *byHand) {
 			if !b.appends(term-1, entryID{}, 0, entries(1, last, term-1)) {
@@ -167,7 +165,7 @@ func TestAnAppendThatContinuesTheSnapshotIsAccepted(t *testing.T) {
 	}
 }
 
-// What is no continuation of the snapshot is compared with the log as ever.
+// An append that does not continue the snapshot is compared with the log as usual.
 func TestAnAppendThatContinuesNoSnapshotIsRefused(t *testing.T) {
 	const term, snapshot = 1000, 50
 	b := newByHand(t)
@@ -178,8 +176,8 @@ func TestAnAppendThatContinuesNoSnapshotIsRefused(t *testing.T) {
 			t.Errorf("an append after entry %d of term %d was accepted", prev.index, prev.term)
 		}
 	}
-	// Of a snapshot that cannot be restored nothing may be continued: the
-	// replica still has what came before it to apply.
+	// No append may continue a snapshot that cannot be restored: the replica still has to apply the entries
+	// before it.
 	if _, err := b.installs(term, entryID{snapshot + 20, term}, []byte("nonsense")); err == nil {
 		t.Fatal("a broken snapshot was installed")
 	}
@@ -191,8 +189,8 @@ func TestAnAppendThatContinuesNoSnapshotIsRefused(t *testing.T) {
 	}
 }
 
-// A backup that only this replica has restored is a past that is nobody's.
-func TestARefutedSnapshotEndsTheReplica(t *testing.T) {
+// A backup that only this replica restored was never committed.
+func TestAContradictedSnapshotStopsTheReplica(t *testing.T) {
 	const term, snapshot = 1000, 50
 	b := newByHand(t)
 	b.mustInstallWith(entryID{snapshot, term}, entries(snapshot+1, snapshot+3, term))
@@ -205,19 +203,19 @@ func TestARefutedSnapshotEndsTheReplica(t *testing.T) {
 	}
 	var resp raft.AppendEntriesResponse
 	if err := b.from.trans.AppendEntries(id, addr, other(term), &resp); err != nil || resp.Success {
-		t.Errorf("a leader of the past was answered %+v, %v", resp, err)
+		t.Errorf("a former leader was answered %+v, %v", resp, err)
 	}
 	if err := b.follower.Err(); err != nil {
-		t.Errorf("a leader of the past ended it: %v", err)
+		t.Errorf("a former leader ended it: %v", err)
 	}
 	// It may answer, or be gone already.
 	_ = b.from.trans.AppendEntries(id, addr, other(term+1), &resp)
 	testbed.Until(t, "it ends", func() bool { return errors.Is(b.follower.Err(), ErrDiverged) })
 }
 
-// What a leader has committed beyond the entries that it sends may be other entries
-// here, which were not.
-func TestOnlyWhatAnAppendProvesIsApplied(t *testing.T) {
+// The leader's entries beyond those that it sends may differ from the entries here, which were never
+// committed.
+func TestOnlyEntriesThatAnAppendProvesAreApplied(t *testing.T) {
 	const term, snapshot, last = 1000, 50, 61
 	b := newByHand(t)
 	if !b.appends(term-1, entryID{}, 0, entries(1, last, term-1)) {
@@ -237,8 +235,8 @@ func TestOnlyWhatAnAppendProvesIsApplied(t *testing.T) {
 	b.holds(snapshot+1, term)
 }
 
-// A snapshot that the state holds takes nothing back.
-func TestASnapshotOfThePastIsNotInstalled(t *testing.T) {
+// A snapshot that the state contains changes nothing.
+func TestASnapshotThatTheStateContainsIsNotInstalled(t *testing.T) {
 	const term, snapshot, last = 1000, 50, 61
 	next := entries(snapshot+1, last, term)
 	begin := func(t *testing.T) *byHand {
@@ -278,7 +276,7 @@ func TestASnapshotOfThePastIsNotInstalled(t *testing.T) {
 			t.Error("what follows it was refused")
 		}
 	})
-	t.Run("by a leader of the past", func(t *testing.T) {
+	t.Run("by a former leader", func(t *testing.T) {
 		b := begin(t)
 		resp, err := b.installs(term-1, entryID{snapshot, term}, emptyState(t))
 		if err != nil || resp.Success || resp.Term != term {
@@ -305,13 +303,13 @@ func TestASnapshotOfThePastIsNotInstalled(t *testing.T) {
 			t.Error("the next entry was refused")
 		}
 	})
-	t.Run("of an entry before a log of which nothing is left", func(t *testing.T) {
+	t.Run("of an entry before an empty log", func(t *testing.T) {
 		b := newByHand(t)
-		b.mustInstall(term, entryID{snapshot, term}) // as one that it alone has restored
+		b.mustInstall(term, entryID{snapshot, term}) // as a snapshot that only this replica restored
 		b.mustInstall(term+1, entryID{snapshot - 9, term + 1})
 		b.applied(snapshot - 9)
 	})
-	t.Run("which contradicts the log", func(t *testing.T) {
+	t.Run("that contradicts the log", func(t *testing.T) {
 		b := begin(t)
 		b.mustInstall(term+1, entryID{snapshot + 5, term + 1})
 		b.applied(snapshot + 5)
@@ -319,13 +317,13 @@ func TestASnapshotOfThePastIsNotInstalled(t *testing.T) {
 	})
 }
 
-// A replica that ended between the last byte of a snapshot and its own log begins so.
+// A replica that stopped between the last byte of a snapshot and its own log starts like this.
 func TestDropConflict(t *testing.T) {
 	const term, last = 7, 10
 	for _, c := range []struct {
 		name        string
 		snapshot    entryID
-		first, upto uint64 // what is left
+		first, upto uint64 // range of the remaining entries
 	}{
 		{"the log holds the snapshot's end", entryID{5, term}, 1, last},
 		{"it ends with the snapshot", entryID{last, term}, 1, last},
@@ -355,8 +353,8 @@ func TestDropConflict(t *testing.T) {
 	}
 }
 
-// endsBehind ends the follower between the last byte of a snapshot and its own log, which
-// holds entries 1 to last of the term before.
+// endsBehind stops the follower between the last byte of a snapshot and its own log, which holds entries 1
+// to last of the term before.
 func (b *byHand) endsBehind(term, snapshot, last uint64) {
 	b.t.Helper()
 	if !b.appends(term-1, entryID{}, 0, entries(1, last, term-1)) {
@@ -391,9 +389,9 @@ func TestALogBehindTheSnapshotIsDroppedAtAStart(t *testing.T) {
 	b.applied(last)
 }
 
-// Who recovers a lost quorum takes what is left as committed, but not that; and who only
-// looks at it leaves it as it is.
-func TestALogBehindTheSnapshotIsNoSurvivor(t *testing.T) {
+// A recovery of a lost quorum takes the remaining entries as committed, but not entries that contradict a
+// snapshot. A survey does not change the log.
+func TestALogBehindTheSnapshotCannotBeRecovered(t *testing.T) {
 	const term, snapshot, last = 1000, 50, 61
 	b := newByHand(t)
 	b.endsBehind(term, snapshot, last)
@@ -433,8 +431,8 @@ func logOf(t *testing.T, entries []*raft.Log) *logStore {
 	return s
 }
 
-// Before the library has begun, what comes after is judged as well.
-func TestDropRefuted(t *testing.T) {
+// Before the library starts, entries after the snapshot are judged as well.
+func TestDropContradicted(t *testing.T) {
 	const term, last = 7, 10
 	for _, c := range []struct {
 		name        string

@@ -48,7 +48,7 @@ func TestMutualTLS(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
-	t.Run("a plain replica is not let in", func(t *testing.T) {
+	t.Run("a replica without TLS is refused", func(t *testing.T) {
 		join := leader.GossipAddr()
 		n, err := open(timeout(t, patience), Config{
 			Name: "plain", DataDir: t.TempDir(), RaftBind: "127.0.0.1:0", GossipBind: "127.0.0.1:0",
@@ -70,8 +70,8 @@ func TestMutualTLS(t *testing.T) {
 	mustPut(t, next, "w", 2)
 }
 
-// A revoked replica is cut off at once: its open connections end and it gets no new
-// ones, also when it is the leader that is revoked. The others go on without it.
+// A revoked replica is cut off at once, also if it leads: its open connections end and it gets no new ones.
+// The others go on without it.
 func TestRevokedReplicaIsCutOff(t *testing.T) {
 	for _, who := range []string{"a follower", "the leader"} {
 		t.Run(who, func(t *testing.T) {
@@ -90,7 +90,7 @@ func TestRevokedReplicaIsCutOff(t *testing.T) {
 			g := newGroup(t, len(names))
 			g.cfg = func(i int, c *Config) { c.TLS = TLSFromFiles(files[i]) }
 			leader := g.form()
-			// Timers are short and the machine may be busy: whoever leads takes the write.
+			// Timers are short and the machine may be busy: any leader may take the write.
 			write := func(v int64, not *Node) {
 				t.Helper()
 				testbed.Until(t, "a write", func() bool {

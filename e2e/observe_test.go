@@ -154,7 +154,7 @@ func oneTrace(t *testing.T, c *harness.Cluster, otlp *receiver, id string, at *h
 func TestEveryMetricIsSet(t *testing.T) {
 	// Metrics that do not change in this test, and the test that covers each.
 	elsewhere := map[string]string{
-		"persys_scheduler_ca_not_after_seconds":                      "replica TestTheEndOfTheCAIsTold; this story has no CA",
+		"persys_scheduler_ca_not_after_seconds":                      "replica TestTheEndOfTheCAIsReported; this story has no CA",
 		"persys_scheduler_coredns_up":                                "TestCoreDNS",
 		"persys_scheduler_drifts_open":                               "TestDriftOnDocker",
 		"persys_scheduler_refused_by_limit_total":                    "TestHostilePeers, by a flood",

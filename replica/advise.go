@@ -10,7 +10,7 @@ import (
 	"github.com/persys/compute/cluster"
 )
 
-// advise adds to an error that keeps a replica from running what a person can do about it.
+// advise adds to an error of the Raft node the commands that a person can run next.
 func (c *Config) advise(err error) error {
 	raft := filepath.Join(c.DataDir, cluster.RaftDir)
 	switch {
@@ -23,7 +23,7 @@ func (c *Config) advise(err error) error {
 	return err
 }
 
-// errNoCluster is the error of a scheduler that was told nothing of a cluster.
+// errNoCluster is the error of a scheduler for which no cluster is set.
 var errNoCluster = errors.New("this scheduler is in no cluster yet: start the first scheduler of a new one with --init (SCHEDULER_INIT=true), another with --join TOKEN (SCHEDULER_JOIN), " +
 	"where `persysctl token create --role scheduler` makes the token; `persys dev` runs a whole cluster on this machine to try it out")
 

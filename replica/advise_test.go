@@ -17,7 +17,7 @@ func TestAdvise(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		err  error
-		want []string // what is added
+		want []string // texts that advise adds
 	}{
 		{"damaged data", fmt.Errorf("%w: raft log x: entry 3 fails its checksum", cluster.ErrCorrupt),
 			[]string{"mv /data/s1/raft /data/s1/raft.damaged", "SCHEDULER_JOIN", "persysctl backup restore"}},

@@ -15,7 +15,8 @@ import (
 	"github.com/persys/compute/rpc/limits"
 )
 
-// Config is what an operator may set (RULES, "Ports and files", "Configuration").
+// Config is the settings of one scheduler. The usage text of a field says what it means; docs/reference has
+// them all.
 type Config struct {
 	Insecure bool `flag:"insecure" yaml:"insecure" env:"SCHEDULER_INSECURE" default:"false" usage:"plaintext, every caller an anonymous admin; binds to loopback"`
 
@@ -36,7 +37,7 @@ type Config struct {
 	GossipAddr  string `env:"SCHEDULER_GOSSIP_ADDR" flag:"gossip-addr" yaml:"gossip_addr" usage:"gossip listen address; default <bind>:8088"`
 	DNSAddr     string `env:"SCHEDULER_DNS_ADDR" flag:"dns-addr" yaml:"dns_addr" usage:"DNS listen address, UDP and TCP; none = no DNS server; default <bind>:8053"`
 	AdvertiseIP string `env:"SCHEDULER_ADVERTISE_IP" flag:"advertise-ip" yaml:"advertise_ip" usage:"IP that others dial; default: the bound one, else the first that is not loopback, IPv4 before IPv6"`
-	// AdvertisePort replaces the gRPC port in what is published.
+	// AdvertisePort replaces the gRPC port in the published address.
 	AdvertisePort int `env:"SCHEDULER_ADVERTISE_PORT" flag:"advertise-port" yaml:"advertise_port" kind:"port" min:"0" default:"0" usage:"published gRPC port; default GRPC_PORT"`
 
 	TLSCA         string            `env:"PERSYS_TLS_CA" flag:"tls-ca" yaml:"tls_ca" default:"/etc/persys/certs/persys-scheduler/ca.pem" usage:"CA bundle"`
@@ -96,7 +97,7 @@ type Config struct {
 	LogLevel  string `env:"LOG_LEVEL" flag:"log-level" yaml:"log_level" oneof:"debug,info,warn,error" default:"info" usage:"least level that is logged"`
 	LogFormat string `env:"LOG_FORMAT" flag:"log-format" yaml:"log_format" oneof:"text,json" default:"text" usage:"text or json"`
 
-	// What the contract names and nothing here needs.
+	// Settings of legacy v1 schedulers that have no effect.
 	Ignored struct {
 		ReconcileInterval string `env:"SCHEDULER_RECONCILE_INTERVAL" usage:"ignored: every change is acted on at once"`
 		ReapplyGuard      string `env:"SCHEDULER_REAPPLY_GUARD" usage:"ignored: tries are 5s apart at first and 2m at the most"`
@@ -190,7 +191,7 @@ func DefaultDataDir(insecure bool, name string) (string, error) {
 	return filepath.Join(home, ".local", "state", "persys", name), nil
 }
 
-// advertise is what others dial for a bound address.
+// advertise is the address that others dial for a bound address.
 func (c *Config) advertise(bound net.Addr) string {
 	host, port, err := net.SplitHostPort(bound.String())
 	if err != nil {
@@ -221,7 +222,7 @@ func (c *Config) grpcAdvertise(bound net.Addr) string {
 	return net.JoinHostPort(host, strconv.Itoa(c.AdvertisePort))
 }
 
-// advertiseOf gives the advertise address of a listen setting, "" to let the Raft node derive it.
+// advertiseOf is the published address of a listen setting; "" leaves it to the Raft node.
 func (c *Config) advertiseOf(listen string) string {
 	if c.AdvertiseIP == "" {
 		return ""
@@ -245,12 +246,12 @@ func (c *Config) files() (*pki.Files, error) {
 	return pki.LoadFiles(pki.FilesConfig{CA: c.TLSCA, Cert: c.TLSCert, Key: c.TLSKey, Mapping: mapping})
 }
 
-// limits are those of the control API.
+// limits are the limits of the control API.
 func (c *Config) limits() limits.Limits {
 	return limits.Limits{Calls: c.LimitCalls, Concurrent: c.LimitConcurrent, Connections: c.LimitConnections, PerHost: c.LimitPerHost}
 }
 
-// listen opens the TCP port that a setting names; 0 is any free one.
+// listen opens a TCP port. The error names its setting. Port 0 takes any free port.
 func listen(setting, host string, port int) (net.Listener, error) {
 	l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
 	if err != nil {

@@ -6,15 +6,15 @@ import (
 	"testing"
 )
 
-// What is published of a scheduler: the settings, else what it listens on.
+// The published address is the setting, else the bound address.
 func TestAdvertised(t *testing.T) {
 	for _, c := range []struct {
 		name      string
 		ip        string
 		port      int
 		bound     string
-		grpc      string // what others dial
-		raft      string // of a listener at 10.0.0.1:8086, "" = as it is bound
+		grpc      string // published gRPC address
+		raft      string // published address of a listener at 10.0.0.1:8086; "" = left to the Raft node
 		wantError string
 	}{
 		{name: "nothing is set", bound: "10.0.0.1:8085", grpc: "10.0.0.1:8085"},

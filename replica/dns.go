@@ -14,7 +14,7 @@ import (
 	"github.com/persys/compute/replica/coredns"
 )
 
-// openDNS opens the sockets of the embedded DNS server, unless it is off.
+// openDNS opens the sockets of the DNS server, unless DNS is off.
 func (r *Replica) openDNS() error {
 	if r.cfg.Shadow {
 		r.log.Warn("SCHEDULER_SHADOW is true: this scheduler applies workloads, and answers and publishes no DNS")
@@ -26,7 +26,7 @@ func (r *Replica) openDNS() error {
 	upstream := slices.DeleteFunc(slices.Clone(r.cfg.DNSUpstream), func(s string) bool { return strings.TrimSpace(s) == "" })
 	rate := r.cfg.DNSRate
 	if rate == 0 {
-		rate = -1 // nobody is limited
+		rate = -1 // no limit
 	}
 	var err error
 	r.dns, err = dnsserver.New(
@@ -45,13 +45,12 @@ func (r *Replica) dnsAdvertise() string {
 	return r.cfg.advertise(net.UDPAddrFromAddrPort(r.dns.Addr()))
 }
 
-// hints is what gossip and Raft suspect; the state alone says which schedulers there are.
+// hints are the suspicions of gossip and Raft. Which schedulers exist comes from the state alone.
 func (r *Replica) hints() dnsserver.Hints { return hintsFrom(r.node.Status()) }
 
-// hintsFrom reads a replica's picture of the cluster. A replica that hears of no
-// leader and answers for less than half of the voters is most likely the one that
-// is cut off: it does not take the others for dead, and names itself, and whoever
-// is cut off with it, last.
+// hintsFrom derives hints for DNS from the status of this replica. A replica without a leader that hears at
+// most half of the voters is most likely cut off itself. Then it does not take the others for dead, and
+// lists itself and the replicas that it still hears last.
 func hintsFrom(st cluster.Status) dnsserver.Hints {
 	h := dnsserver.Hints{Leader: st.Leader.ID, Partitioned: st.Leader.ID == ""}
 	voters, heard := 0, 0

@@ -51,7 +51,7 @@ func TestEmbedding(t *testing.T) {
 	}
 }
 
-// healthy asks once, over a connection of its own.
+// healthy sends one request over a connection of its own.
 func healthy(ctx context.Context, url string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {

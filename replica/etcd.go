@@ -13,13 +13,13 @@ import (
 	"github.com/persys/compute/mirror"
 )
 
-// noEtcd is the value of ETCD_ENDPOINTS that asks for no mirror.
+// noEtcd as ETCD_ENDPOINTS turns the mirror off.
 const noEtcd = "none"
 
-// defaultEtcd is tried when ETCD_ENDPOINTS is not set (contract/env.md).
+// defaultEtcd is dialled when ETCD_ENDPOINTS is not set (contract/env.md).
 const defaultEtcd = "localhost:2379"
 
-// completeEtcd checks the settings of the mirror. A blank ETCD_ENDPOINTS is an unset one.
+// completeEtcd checks the settings of the mirror. A blank ETCD_ENDPOINTS counts as not set.
 func (c *Config) completeEtcd() error {
 	var given []string
 	for _, e := range c.EtcdEndpoints {
@@ -47,12 +47,12 @@ func (c *Config) completeEtcd() error {
 	return nil
 }
 
-// mirrored says whether there is to be a mirror.
+// mirrored reports whether there is a mirror.
 func (c *Config) mirrored() bool {
 	return len(c.EtcdEndpoints) != 1 || c.EtcdEndpoints[0] != noEtcd
 }
 
-// etcdRequired says whether etcd's absence degrades from the first boot.
+// etcdRequired reports whether a missing etcd makes the mode degraded from the first boot.
 func (c *Config) etcdRequired() bool { return c.mirrored() && len(c.EtcdEndpoints) > 0 }
 
 func (c *Config) etcdAddresses() []string {
@@ -62,7 +62,7 @@ func (c *Config) etcdAddresses() []string {
 	return c.EtcdEndpoints
 }
 
-// dialEtcd makes the client, which does not wait for a server.
+// dialEtcd makes the client; it does not wait for a server.
 func (c *Config) dialEtcd(addresses []string) (*mirror.Client, error) {
 	files, err := c.etcdTLS(addresses)
 	if err != nil {
@@ -71,8 +71,8 @@ func (c *Config) dialEtcd(addresses []string) (*mirror.Client, error) {
 	return mirror.Dial(mirror.Endpoint{Addresses: addresses, Username: c.EtcdUsername, Password: c.EtcdPassword, TLS: files})
 }
 
-// etcdTLS is nil for plain connections. The client certificate is read anew for
-// every connection, so that a renewed one is taken up.
+// etcdTLS returns nil for plain connections. The client certificate is read again for every connection, so
+// that a renewed one is used.
 func (c *Config) etcdTLS(addresses []string) (*tls.Config, error) {
 	https := slices.ContainsFunc(addresses, func(e string) bool { return strings.HasPrefix(e, "https://") })
 	if c.EtcdTLSCA == "" && c.EtcdTLSCert == "" && !https {

@@ -7,7 +7,7 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// FuzzRemembered: the authority that a scheduler wrote down for the day of its restart.
+// FuzzRemembered: the file with the issuing authority that a scheduler keeps for its next start.
 func FuzzRemembered(f *testing.F) {
 	tr := &trust{identityStore: pki.IdentityStore{Dir: f.TempDir()}}
 	key, err := pki.NewKey()

@@ -8,8 +8,8 @@ import (
 	"github.com/persys/compute/telemetry"
 )
 
-// readReplica declares what is read from a replica when it is asked for; r may be
-// nil where only the names matter.
+// readReplica declares the metrics whose value is read from a replica at each scrape. r is nil if only the
+// names are needed.
 func (m *metrics) readReplica(r *Replica) {
 	m.readState(r)
 	m.readRaft(r)

@@ -19,18 +19,19 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// gossipKeys follows the ring in the state. It lies, sealed, beside the data as well: a
-// replica that starts speaks to the others before it has any state.
+// gossipKeys holds the ids of the installed gossip keys. They follow the ring in the state. The ring is
+// also kept, sealed, in the data directory, because a starting replica needs gossip before it has any
+// state.
 type gossipKeys struct {
 	mu  sync.Mutex
-	ids []string // installed, the one that seals first; nil: gossip is plain
+	ids []string // the id of the encrypting key first; nil: plain gossip
 }
 
-// gossipRing is the file of the ring, as the state had it last.
+// gossipRing is the file with the last ring of the state.
 func (c *Config) gossipRing() string { return filepath.Join(c.DataDir, "gossip.ring") }
 
-// gossipRing finds the keys to begin with: those of the last run, or of the answer to a
-// join, or the one that follows from the cluster key.
+// gossipRing returns the keys to start with: those of the last run, or of the answer to a join, or the one
+// derived from the cluster key.
 func (r *Replica) gossipRing(key *pki.Key) (pki.GossipRing, error) {
 	raw, err := os.ReadFile(r.cfg.gossipRing())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -38,20 +39,20 @@ func (r *Replica) gossipRing(key *pki.Key) (pki.GossipRing, error) {
 	}
 	ring, err := pki.OpenGossipRing(key, string(raw))
 	if err != nil {
-		r.log.Warn("the keys of gossip that are kept here cannot be opened; beginning with the one that follows from the cluster key", "file", r.cfg.gossipRing(), "err", err)
+		r.log.Warn("the gossip keys in this file cannot be opened; starting with the key that is derived from the cluster key", "file", r.cfg.gossipRing(), "err", err)
 		return pki.NewGossipRing(), nil
 	}
 	return ring, nil
 }
 
-// installed are the ids of the keys in use.
+// installed returns the ids of the keys in use.
 func (g *gossipKeys) installed() []string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return slices.Clone(g.ids)
 }
 
-// ringIDs are the ids of a ring, the one that seals first.
+// ringIDs returns the ids of a ring, that of the encrypting key first.
 func ringIDs(r pki.GossipRing) []string {
 	ids := []string{r.Seals}
 	for _, id := range r.IDs() {
@@ -93,9 +94,10 @@ func (r *Replica) followGossip(v fsm.View) error {
 	return nil
 }
 
-// advanceGossip makes the next step of a rotation, once every replica has made the last one:
-// one that is down could not be heard afterwards, and one that is revoked shall not, which
-// begins a rotation by itself (ADR 19). v's revocations are in force here already.
+// advanceGossip makes the next step of a key rotation once every replica has made the last one: a replica
+// that is down could not decrypt gossip afterwards. Revoked replicas are not waited for. If schedulers were
+// revoked after the gossip key was made, one of them may still hold it, so advanceGossip starts a rotation
+// (docs/adr/0019). The revocations of v are already in force on this replica.
 func (r *Replica) advanceGossip(ctx context.Context, v fsm.View) error {
 	info, against := v.Info(), rpc.GossipAgainst(v)
 	if !r.node.IsLeader() || info.GossipRing == "" && against == "" || info.FeatureLevel < 6 || r.gossip.installed() == nil {
@@ -125,11 +127,11 @@ func (r *Replica) advanceGossip(ctx context.Context, v fsm.View) error {
 		have := r.gossip.installed()
 		if p.ID != r.node.ID() {
 			if have, err = r.askGossip(ctx, p.GRPCAddr); err != nil {
-				return fmt.Errorf("gossip key %s is not brought in yet: scheduler %s: %w", ring.Newest(), p.Name, err)
+				return fmt.Errorf("gossip key %s waits for scheduler %s: %w", ring.Newest(), p.Name, err)
 			}
 		}
 		if !slices.Equal(have, want) {
-			return nil // in a moment
+			return nil // that replica has not made the last step yet; try again at the next tick
 		}
 	}
 	next, step := ring.Next()

@@ -18,9 +18,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestGossipKeyRotates: three replicas with certificates of their own CA bring in a new
-// key of gossip, one after another, while they run; a fourth joins with a token
-// afterwards, and is out again when it is revoked.
+// TestGossipKeyRotates: three running replicas with certificates of their own CA change the gossip key, one
+// after another. A fourth joins with a token afterwards. It is excluded from gossip when it is revoked.
 func TestGossipKeyRotates(t *testing.T) {
 	dir := t.TempDir()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
@@ -114,7 +113,7 @@ func TestGossipKeyRotates(t *testing.T) {
 	if st, serr := os.Stat(filepath.Join(dir, "b", "gossip.ring")); err != nil || serr != nil || st.Mode().Perm() != 0o600 || !strings.HasPrefix(string(raw), "sealed:1:") {
 		t.Errorf("the ring beside the data: %.20q, %v, %v", raw, err, serr)
 	}
-	// A join that fails because the key cannot be kept is begun again with the same token.
+	// A join that fails because the key cannot be stored can be repeated with the same token.
 	inTheWay := filepath.Join(dir, "d", "cluster.key")
 	if err := os.MkdirAll(inTheWay, 0o700); err != nil {
 		t.Fatal(err)
@@ -129,7 +128,7 @@ func TestGossipKeyRotates(t *testing.T) {
 	eventually("a fourth that has only ever had the new key", settled)
 	eventually("four replicas that hear each other", alive)
 
-	// Whoever is revoked is out of gossip as well, without anybody saying so.
+	// A revocation rotates the gossip key by itself.
 	out, asked := replicas[3], id
 	replicas = replicas[:3]
 	_, err = clusterv1.NewTrustClient(cc).Revoke(ctx, &clusterv1.RevokeRequest{Role: "scheduler", Name: "d"})
@@ -156,7 +155,7 @@ func TestGossipKeyRotates(t *testing.T) {
 		}
 		return nil
 	})
-	// Once, and not again for what is known. A change that somebody asks for is one more.
+	// One rotation per revocation. A rotation on request is one more.
 	if r, err := clusterv1.NewTrustClient(cc).RotateGossip(ctx, &clusterv1.RotateGossipRequest{}); err != nil {
 		t.Fatal(err)
 	} else {

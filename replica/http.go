@@ -11,7 +11,7 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// health is the answer of /health (contract/semantics.md section 14, with ours added).
+// health is the answer of /health (contract/semantics.md section 14, with fields of our own).
 type health struct {
 	Status        string `json:"status"`
 	Mode          string `json:"mode"`
@@ -25,14 +25,14 @@ type health struct {
 	Mirror mirrorHealth `json:"mirror"`
 }
 
-// mirrorHealth is what this replica knows of the mirror: off where there is
-// none, standby where another replica writes it, else a mirror.State.
+// mirrorHealth is the state of the mirror: off without a mirror, standby if another replica writes it, else
+// a mirror.State.
 type mirrorHealth struct {
 	State  string  `json:"state"`
 	Reason string  `json:"reason,omitempty"`
-	Index  uint64  `json:"index,omitempty"`      // of the state that etcd holds
-	Behind uint64  `json:"lagEntries,omitempty"` // log entries that it does not hold yet
-	Lag    float64 `json:"lagSeconds"`           // age of the oldest change that it does not hold
+	Index  uint64  `json:"index,omitempty"`      // log index of the state that etcd holds
+	Behind uint64  `json:"lagEntries,omitempty"` // log entries that etcd does not hold yet
+	Lag    float64 `json:"lagSeconds"`           // seconds; age of the oldest change that etcd does not hold
 }
 
 func (r *Replica) mirrorHealth() mirrorHealth {
@@ -46,7 +46,7 @@ func (r *Replica) mirrorHealth() mirrorHealth {
 	return mirrorHealth{State: string(s.Health.State), Reason: s.Health.Reason, Index: s.Index, Behind: s.LagIndex, Lag: s.Lag.Seconds()}
 }
 
-// mux serves /health, /ready and /metrics: plain HTTP that holds no secret.
+// mux serves /health, /ready and /metrics over plain HTTP. They hold no secrets.
 func (r *Replica) mux() http.Handler {
 	r.metrics.register(r.registry, r)
 	mux := http.NewServeMux()
@@ -54,7 +54,7 @@ func (r *Replica) mux() http.Handler {
 		h, ok := r.health()
 		writeHealth(w, h, ok)
 	})
-	// /ready?write is for balancing writes: this replica, or a leader behind it.
+	// /ready?write is for load balancers of writes: ok if this replica leads or can forward to a leader.
 	mux.HandleFunc("GET /ready", func(w http.ResponseWriter, req *http.Request) {
 		h, ok := r.health()
 		if req.URL.Query().Has("write") {
@@ -76,12 +76,12 @@ func writeHealth(w http.ResponseWriter, h health, ok bool) {
 	if !ok {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
-	// The peer may be gone; there is nobody to tell.
+	// If the client has gone, there is no other way to report it.
 	_ = json.NewEncoder(w).Encode(h)
 }
 
-// health is ok while this replica can answer reads, stale ones included; mode is
-// the worse of the replicated and the local one.
+// health is ok while this replica can answer reads, stale ones included. The mode is the worse of the
+// replicated and the local one.
 func (r *Replica) health() (health, bool) {
 	info := r.node.Store().View().Info()
 	st := r.node.Status()
@@ -93,11 +93,11 @@ func (r *Replica) health() (health, bool) {
 	if l, ok := r.node.Leader(); ok {
 		h.Leader = l.Name
 	}
-	// Err is set before the node has wound down, which may take a while.
+	// Err is set before the node has stopped completely, which may take a while.
 	return h.judged(r.node.Err(), r.node.Restoring(), info.ClusterID)
 }
 
-// judged says whether a replica can answer reads, and if not, what it is at.
+// judged sets the status and the reason of a replica that cannot answer reads.
 func (h health) judged(halted error, restoring bool, cluster string) (health, bool) {
 	switch {
 	case halted != nil:

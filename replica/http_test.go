@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// TestHealth: 503 when starting, restoring or halted, and never for a mode.
+// TestHealth: 503 while starting, restoring or halted, and never because of a mode.
 func TestHealth(t *testing.T) {
 	for _, c := range []struct {
 		fact      string

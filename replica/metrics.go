@@ -19,8 +19,8 @@ import (
 	"github.com/persys/compute/telemetry"
 )
 
-// metrics are the names that existing boards query (contract/semantics.md section
-// 15) and our own. They implement cluster.Metrics and leader.Metrics.
+// metrics holds the metrics that dashboards for legacy v1 schedulers query (contract/semantics.md section
+// 15), and our own. It implements cluster.Metrics and leader.Metrics.
 type metrics struct {
 	*telemetry.Set
 
@@ -52,11 +52,10 @@ type metrics struct {
 	tooMany       *prometheus.CounterVec
 }
 
-// limited counts what a limit refused.
+// limited counts a call or connection that a limit refused.
 func (m *metrics) limited(reason string) { m.tooMany.WithLabelValues(reason).Inc() }
 
-// Metrics lists what a scheduler exports, Go's and the process's own collectors
-// aside.
+// Metrics lists the metrics of a scheduler, without those of Go and of the process.
 func Metrics() []telemetry.Metric {
 	m := newMetrics()
 	m.readReplica(nil)
@@ -119,13 +118,13 @@ func newMetrics() *metrics {
 	return m
 }
 
-// register adds what can be counted once r has its node.
+// register adds the metrics that need the node of r.
 func (m *metrics) register(reg *prometheus.Registry, r *Replica) {
 	m.readReplica(r)
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), m.Set)
 }
 
-// unary counts a call that is answered; it is outermost.
+// unary counts an answered call. It is the outermost interceptor.
 func (m *metrics) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
 	began := time.Now()
 	resp, err := h(ctx, req)
@@ -140,8 +139,8 @@ func (m *metrics) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerI
 	return err
 }
 
-// count counts a call that ended. A peer may send any number for a code, and each would be a
-// series of its own: those that gRPC does not define are Unknown.
+// count counts a finished call. A peer may send any number as its code, and each would be a time series, so
+// codes that gRPC does not define count as Unknown.
 func count(calls *prometheus.CounterVec, took *prometheus.HistogramVec, method string, began time.Time, err error) {
 	code := status.Code(err)
 	if code > codes.Unauthenticated {
@@ -167,7 +166,7 @@ func (m *metrics) agentStream(ctx context.Context, desc *grpc.StreamDesc, cc *gr
 	return s, err
 }
 
-// Step implements leader.Metrics, as do the next four.
+// Step and the next four methods implement leader.Metrics.
 func (m *metrics) Step(took time.Duration, commands, orders int) {
 	m.steps.Observe(took.Seconds())
 	m.cycles.WithLabelValues("success").Inc()
@@ -183,7 +182,7 @@ func (m *metrics) Trouble()               { m.cycles.WithLabelValues("error").In
 func (m *metrics) Flush(reports int)      { m.reports.Add(float64(reports)) }
 func (m *metrics) Paused(d time.Duration) { m.pausedTotal.Add(d.Seconds()) }
 
-// Append implements cluster.Metrics, as do the next four.
+// Append and the next four methods implement cluster.Metrics.
 func (m *metrics) Append(entries, bytes int, took time.Duration) {
 	m.appendTime.Observe(took.Seconds())
 	m.appended.Add(float64(entries))
@@ -229,7 +228,7 @@ func word(yes bool, a, b string) string {
 	return b
 }
 
-// writes sorts changes into the contract's categories.
+// writes counts changes in the categories of the contract.
 type writes struct{ spec, status, retry, assignment, reconciliation, event int }
 
 func (n *writes) count(c *fsm.Change) {
@@ -243,7 +242,7 @@ func (n *writes) count(c *fsm.Change) {
 	case fsm.TableResidual:
 		n.assignment++
 	default:
-		n.reconciliation++ // modes, members: what the control plane concluded of itself
+		n.reconciliation++ // modes and members
 	}
 }
 
@@ -266,6 +265,6 @@ func (n *writes) workload(old, w *fsm.Workload) {
 		n.status++
 	}
 	if *n == before {
-		n.reconciliation++ // only why it is as it is
+		n.reconciliation++ // only the reason changed
 	}
 }

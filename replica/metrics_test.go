@@ -16,8 +16,7 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// figures are the values of the declared counters and histograms (how often), by
-// name and label values.
+// figures returns the declared counters, and the counts of histograms, by name and label values.
 func figures(t *testing.T, m *metrics) map[string]float64 {
 	t.Helper()
 	reg := prometheus.NewRegistry()
@@ -82,7 +81,7 @@ func TestWritesByCategory(t *testing.T) {
 	}
 }
 
-// What a short story on the real binaries cannot be made to show.
+// Metrics that the end-to-end tests cannot trigger.
 func TestRareFigures(t *testing.T) {
 	m := newMetrics()
 	m.Paused(2 * time.Second)
@@ -109,7 +108,7 @@ func TestRareFigures(t *testing.T) {
 	}
 }
 
-// An agent says what it likes, and makes no series with it.
+// An agent may answer with any code without creating a time series for it.
 func TestAgentsMakeNoLabels(t *testing.T) {
 	m := newMetrics()
 	for code := range codes.Code(100) {

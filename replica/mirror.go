@@ -15,7 +15,7 @@ import (
 	"github.com/persys/compute/replica/mirrorspec"
 )
 
-// openMirror makes the mirror, which nothing runs before this replica leads.
+// openMirror makes the mirror. It runs only while this replica leads.
 func (r *Replica) openMirror() error {
 	cfg := &r.cfg
 	r.modes, r.coredns = newModes(r), newCoreDNSWatch(r)
@@ -46,7 +46,7 @@ func (r *Replica) openMirror() error {
 	return err
 }
 
-// published are the DNS records that CoreDNS reads; none in the shadow.
+// published returns the DNS records that CoreDNS reads; none with SCHEDULER_SHADOW.
 func (c *Config) published() (mirror.Extra, error) {
 	if c.Shadow {
 		return nil, nil
@@ -58,8 +58,8 @@ func (c *Config) published() (mirror.Extra, error) {
 	return skydns{sky}, nil
 }
 
-// lead is one stint: the leader's loop, the mirror, and the mode that follows
-// from the mirror's health. It returns when all of them have.
+// lead does the work of one leadership term: the leader's loop, the mirror, the mode and the watch of
+// CoreDNS. It returns when all of them have ended.
 func (r *Replica) lead(ctx context.Context, epoch fsm.Epoch) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -75,11 +75,11 @@ func (r *Replica) lead(ctx context.Context, epoch fsm.Epoch) error {
 	return r.loop.Run(ctx, epoch)
 }
 
-// afterMirror is the rest before a mirror that ended is started again.
+// afterMirror is the pause before a mirror that ended starts again.
 const afterMirror = time.Second
 
-// runMirror mirrors until the stint ends. The mirror ends before that if etcd
-// shows a later leader: this stint is over then, or will be proved not to be.
+// runMirror runs the mirror until the leadership term ends. The mirror ends earlier if etcd shows a later
+// leader: either this term is over, or the mirror starts again.
 func (r *Replica) runMirror(ctx context.Context, epoch fsm.Epoch) {
 	for {
 		err := r.mirror.Run(ctx, epoch)
@@ -95,7 +95,7 @@ func (r *Replica) runMirror(ctx context.Context, epoch fsm.Epoch) {
 	}
 }
 
-// attachment is the replicated fact that an etcd has held the whole mirror.
+// attachment implements mirror's record, in the state, that an etcd has held the whole mirror.
 type attachment struct{ r *Replica }
 
 func (a attachment) Attached() (uint64, bool) {
@@ -103,8 +103,7 @@ func (a attachment) Attached() (uint64, bool) {
 	return id, id != 0
 }
 
-// MarkAttached waits a moment for the feature level, which a new cluster raises
-// just after it has formed.
+// MarkAttached waits for the feature level, which a new cluster raises just after it has formed.
 func (a attachment) MarkAttached(ctx context.Context, etcd uint64) error {
 	limited, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -119,7 +118,7 @@ func (a attachment) MarkAttached(ctx context.Context, etcd uint64) error {
 	return a.r.commit(ctx, &commandv1.Command{Body: &commandv1.Command_MirrorAttached{MirrorAttached: &commandv1.MirrorAttached{EtcdClusterId: etcd}}})
 }
 
-// commit proposes one of the leader's own commands that no planner made.
+// commit proposes a command of the leader that does not come from the planner.
 func (r *Replica) commit(ctx context.Context, c fsm.Command) error {
 	c.Head = &commandv1.Head{At: time.Now().UnixNano(), By: "leader"}
 	results, err := r.node.Propose(ctx, c)

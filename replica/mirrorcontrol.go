@@ -14,10 +14,10 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// namedKeys bounds what an answer names of keys and problems.
+// namedKeys bounds the keys and problems in an answer.
 const namedKeys = 500
 
-// mirrorControl is the mirror as rpc sees it.
+// mirrorControl implements rpc.Mirror.
 type mirrorControl struct{ r *Replica }
 
 func (m mirrorControl) Health() (state, reason string, index uint64) {
@@ -50,8 +50,8 @@ func (m mirrorControl) Read(ctx context.Context, prefix string, present fsm.Info
 	return out, state, nil
 }
 
-// translate prepares a workload of the existing implementation as an apply of it
-// would be, secrets sealed.
+// translate turns a record of a legacy v1 scheduler into the command that an apply of it would give, with
+// sealed secrets.
 func (m mirrorControl) translate(w *mirror.Workload) (*commandv1.WorkloadPut, error) {
 	req, err := mirrorspec.Specification(w)
 	if err != nil {
@@ -83,8 +83,8 @@ func (m mirrorControl) Preview(ctx context.Context) (*clusterv1.RestoreMirrorRes
 }
 
 const (
-	// mirrorStart bounds the wait for a mirror that begins with a new stint, which
-	// an import does.
+	// mirrorStart bounds the wait for the mirror after a restore of the state, which begins a new
+	// leadership term.
 	mirrorStart = 15 * time.Second
 	mirrorLook  = 50 * time.Millisecond
 )
@@ -104,7 +104,7 @@ func (m mirrorControl) Restore(ctx context.Context) error {
 	return m.r.mirror.Restore(ctx)
 }
 
-// control is nil where there is no mirror.
+// control returns nil if there is no mirror.
 func (r *Replica) control() rpc.Mirror {
 	if !r.cfg.mirrored() {
 		return nil

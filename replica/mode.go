@@ -12,8 +12,8 @@ import (
 	"github.com/persys/compute/mirror"
 )
 
-// modes proposes the mode that follows from the mirror's health, while this
-// replica leads, and knows the mode that holds on it at any time.
+// modes proposes, while this replica leads, the mode that follows from the health of the mirror. On every
+// replica it logs changes of the mode.
 type modes struct {
 	r     *Replica
 	awake chan struct{} // capacity 1
@@ -29,18 +29,18 @@ func (m *modes) wake() {
 }
 
 const (
-	// modeEvery is how often the mode is looked at while nobody says that
-	// something changed: the replicated facts that count change without notice.
+	// modeEvery is the period of the check without a wake-up: some of the replicated facts change without
+	// one.
 	modeEvery = 250 * time.Millisecond
 	// modeLimit bounds one proposal of a mode.
 	modeLimit = 5 * time.Second
 )
 
-// keep proposes modes for one stint.
+// keep proposes modes for one leadership term.
 func (m *modes) keep(ctx context.Context, epoch fsm.Epoch) {
 	tick := time.NewTicker(modeEvery)
 	defer tick.Stop()
-	var said mirror.State // that the newest mode of ours came from
+	var said mirror.State // the mirror state that led to the last mode set here
 	for {
 		v := m.r.node.Store().View()
 		var health *mirror.Health
@@ -71,9 +71,8 @@ func (m *modes) keep(ctx context.Context, epoch fsm.Epoch) {
 	}
 }
 
-// nextMode is the change of mode that is due, nil for none. health is nil where
-// there is no mirror; said is the health that the present mode was set for, ""
-// if that is not known.
+// nextMode returns the change of mode that is due; nil for none. health is nil without a mirror. said is
+// the mirror state that led to the present mode, "" if it is not known.
 func nextMode(info fsm.Info, health *mirror.Health, facts mirror.Facts, said mirror.State) *commandv1.SetMode {
 	mode, reason, ok := fsm.ModeNormal, "", true
 	if health != nil {
@@ -83,10 +82,10 @@ func nextMode(info fsm.Info, health *mirror.Health, facts mirror.Facts, said mir
 	case !ok, info.ClusterID == "":
 		return nil
 	case info.ModePinned && (mode != fsm.ModeNormal || info.Mode != fsm.ModeNormal):
-		return nil // what a person asked for holds
+		return nil // a mode that a person set stays
 	case info.ModePinned:
-		// Normal was asked for against the mirror's health, which is good now: the
-		// next outage is judged again.
+		// A person set normal while the mirror was not healthy. It is healthy now, so the next outage
+		// counts again.
 		return &commandv1.SetMode{Mode: string(mode), Unpin: true}
 	case info.Mode != mode, mode.Frozen() && said != "" && health.State != said:
 		return &commandv1.SetMode{Mode: string(mode), Reason: reason}
@@ -94,8 +93,8 @@ func nextMode(info fsm.Info, health *mirror.Health, facts mirror.Facts, said mir
 	return nil
 }
 
-// standing is the mode that holds on this replica: the worse of the replicated
-// one and its own, with the reason and since when.
+// standing is the mode of this replica: the worse of the replicated and the local one, with its reason and
+// start.
 type standing struct {
 	mode   fsm.Mode
 	reason string
@@ -112,9 +111,8 @@ func (r *Replica) standing() standing {
 	return s
 }
 
-// watch logs every change of the mode that holds on this replica: the replicated
-// ones from the feed, so that none is missed, with the time that was committed,
-// and its own as they are noticed.
+// watch logs every change of this replica's mode. Replicated changes come from the change feed, so that
+// none is missed, with the time that was committed; local changes are logged as they are noticed.
 func (m *modes) watch(ctx context.Context) {
 	var wg sync.WaitGroup
 	wg.Go(func() { m.watchFeed(ctx) })
@@ -154,9 +152,9 @@ func (m *modes) watchFeed(ctx context.Context) {
 			feed.Close()
 		}
 		if !errors.Is(err, store.ErrCompacted) {
-			return // the context or the store is at its end
+			return // the context or the store has ended
 		}
-		// Too much happened at once, such as a whole snapshot: what holds now counts.
+		// The feed skipped changes, for example because of a snapshot: compare with the present mode.
 		if now := st.View().Info(); now.Mode != last.Mode && last.Mode != "" {
 			m.logInfo(last.Mode, now)
 		}

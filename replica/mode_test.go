@@ -19,7 +19,7 @@ func TestNextMode(t *testing.T) {
 		health *mirror.Health
 		facts  mirror.Facts
 		said   mirror.State
-		want   string // "mode reason" or "mode unpin", "" for nothing to do
+		want   string // "mode reason" or "mode unpin"; "" = no change
 	}{
 		{"normal and a healthy mirror: nothing", at("normal"), is(mirror.Healthy), required, "", ""},
 		{"etcd went away: degraded", at("normal"), is(mirror.Unreachable), required, mirror.Healthy, "degraded because"},

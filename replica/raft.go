@@ -14,27 +14,27 @@ import (
 	"github.com/persys/compute/rpc"
 )
 
-// raftAdapter is the Raft node as rpc and the leader's loop see it.
+// raftAdapter makes the Raft node an rpc.Replica and a leader.Proposer.
 type raftAdapter struct {
-	node *cluster.Node
-	self rpc.Peer
-	news func() // called at every change of leader
-	from *tracer
-	// gossip are the ids of the gossip keys that are installed.
+	node     *cluster.Node
+	self     rpc.Peer
+	onChange func() // called at every change of leader
+	from     *tracer
+	// gossip returns the ids of the installed gossip keys.
 	gossip func() []string
 
 	mu      sync.Mutex
 	changed chan struct{} // closed at the next change of leader
 }
 
-func newRaftAdapter(n *cluster.Node, self rpc.Peer, news func()) *raftAdapter {
-	return &raftAdapter{node: n, self: self, news: news, changed: make(chan struct{})}
+func newRaftAdapter(n *cluster.Node, self rpc.Peer, onChange func()) *raftAdapter {
+	return &raftAdapter{node: n, self: self, onChange: onChange, changed: make(chan struct{})}
 }
 
-// watch wakes those who wait for another leader, until ctx ends.
+// watch wakes the callers of LeaderChanged, until ctx ends.
 func (r *raftAdapter) watch(ctx context.Context) {
 	for range r.node.LeaderChanges(ctx) {
-		r.news()
+		r.onChange()
 		r.mu.Lock()
 		close(r.changed)
 		r.changed = make(chan struct{})
@@ -48,7 +48,7 @@ func (r *raftAdapter) LeaderChanged() <-chan struct{} {
 	return r.changed
 }
 
-// translate maps the Raft node's errors to those that rpc knows.
+// translate maps errors of the Raft node to those of package rpc.
 func translate(err error) error {
 	switch {
 	case err == nil:
@@ -65,8 +65,7 @@ func translate(err error) error {
 	return err
 }
 
-// precondition marks a refusal of a membership change as what it is: the cluster
-// is not in a state that allows it.
+// precondition marks the refusal of a membership change: the cluster is not in a state that allows it.
 func precondition(err error) error {
 	if err == nil || errors.Is(err, rpc.ErrNotLeader) || errors.Is(err, rpc.ErrUnknownOutcome) || errors.Is(err, rpc.ErrBusy) ||
 		errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
@@ -97,13 +96,13 @@ func (r *raftAdapter) Leader() (rpc.Peer, bool) {
 
 func (r *raftAdapter) LastContact() time.Time { return time.Now().Add(-r.node.Status().LastContact) }
 
-// Frozen says why this replica alone cannot accept writes.
+// Frozen returns the reason why this replica alone cannot accept writes; "" if it can.
 func (r *raftAdapter) Frozen() string {
 	mode, reason := r.node.LocalMode()
 	if !mode.Frozen() {
 		return ""
 	}
-	// A call is held for a moment before it comes to that: see rpc.Config.
+	// rpc holds a call for a moment before it uses this reason: see rpc.Config.
 	return reason
 }
 

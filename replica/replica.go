@@ -50,20 +50,20 @@ type Replica struct {
 	mirror           *mirror.Mirror    // nil = off
 	etcd             *mirror.Client    // nil = off
 	modes            *modes
-	coredns          *coredns.Watch // nil = nobody is watched
+	coredns          *coredns.Watch // nil = no server to watch
 	registry         *prometheus.Registry
 	http             *http.Server
 	tls              *pki.Files
 	metrics          *metrics
 	traces           *telemetry.Traces // nil = off
-	trust            *trust            // nil = certificates from files, or none
-	vault            *vault.Source     // nil = not from Vault
+	trust            *trust            // nil = certificates from files, or -insecure
+	vault            *vault.Source     // nil = certificate not from Vault
 	keyFile          pki.KeyFile
 	gossip           gossipKeys
 }
 
-// Start opens every port and the Raft node. Errors name the setting. The caller
-// calls Run next, which ends what Start began.
+// Start opens the ports and the Raft node. Its errors name the setting. Call Run next: it ends everything
+// that Start began.
 func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_ *Replica, err error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
@@ -155,8 +155,8 @@ func (r *Replica) openNode(ctx context.Context) error {
 	return cfg.advise(err)
 }
 
-// gossipKey is the key that gossip begins with, and those that open beside it; gossip is
-// only hints, and each is verified over the Raft port.
+// gossipKey returns the key that encrypts gossip and all keys that decrypt it. Gossip is only a hint: every
+// replica that it names is verified on the Raft port.
 func (r *Replica) gossipKey() (seals []byte, all [][]byte, err error) {
 	if r.cfg.Insecure {
 		return nil, nil, nil
@@ -252,19 +252,19 @@ func (r *Replica) openServer() error {
 	return nil
 }
 
-// GRPCAddr is where this replica answers gRPC, as published.
+// GRPCAddr is the published gRPC address.
 func (r *Replica) GRPCAddr() string { return r.cfg.grpcAdvertise(r.grpcLis.Addr()) }
 
-// GossipAddr is what another replica joins.
+// GossipAddr is the address that another replica can put in its Join.
 func (r *Replica) GossipAddr() string { return r.node.GossipAddr() }
 
-// HTTPAddr is where /health and /metrics are.
+// HTTPAddr is the address of /health and /metrics.
 func (r *Replica) HTTPAddr() string { return r.httpLis.Addr().String() }
 
-// Node is the Raft node.
+// Node returns the Raft node.
 func (r *Replica) Node() *cluster.Node { return r.node }
 
-// abandon closes what a failed Start had opened.
+// abandon closes everything that a failed Start opened.
 func (r *Replica) abandon() {
 	for _, l := range []net.Listener{r.grpcLis, r.httpLis} {
 		if l != nil {
@@ -285,9 +285,8 @@ func (r *Replica) abandon() {
 	}
 }
 
-// Run serves until ctx ends or the replica halts, then hands over leadership,
-// stops serving and closes the node. It returns nil after ctx ended, or this replica
-// left the cluster because it was asked to.
+// Run serves until ctx ends or the replica halts. Then it transfers leadership, stops serving and closes
+// the node. It returns nil if ctx ended, or if this replica left the cluster on request.
 func (r *Replica) Run(ctx context.Context) error {
 	stop, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -334,7 +333,7 @@ func (r *Replica) Run(ctx context.Context) error {
 	if r.trust != nil {
 		g.Go(func() error {
 			if err := r.keepIdentity(stop); err != nil && stop.Err() == nil {
-				cancel(fmt.Errorf("keeping the certificate: %w", err))
+				cancel(fmt.Errorf("renewing the certificate: %w", err))
 			}
 			return nil
 		})
@@ -376,14 +375,14 @@ func (r *Replica) Run(ctx context.Context) error {
 	return errors.Join(err, r.shutdown(&g, err == nil))
 }
 
-// shutdown ends everything: leadership first, so that callers find another leader
-// at once, then the servers, then the node.
+// shutdown transfers leadership first, so that callers find another leader at once, then stops the servers,
+// then the node.
 func (r *Replica) shutdown(g *errgroup.Group, graceful bool) error {
 	r.server.SetServing(false)
 	if graceful && r.node.IsLeader() {
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 		if err := r.node.TransferLeadership(ctx, ""); err != nil {
-			r.log.Debug("leadership was not handed over", "err", err)
+			r.log.Debug("leadership was not transferred", "err", err)
 		}
 		cancel()
 	}
@@ -405,7 +404,7 @@ func (r *Replica) shutdown(g *errgroup.Group, graceful bool) error {
 	return errors.Join(err, r.traces.Close(flush))
 }
 
-// otherKeys asks the leader, or the other replicas all at once, for the cluster key.
+// otherKeys asks the leader, or all other replicas in parallel, for the cluster key.
 func (r *Replica) otherKeys(ctx context.Context, leader bool) []keyring.Offer {
 	var mu sync.Mutex
 	var out []keyring.Offer

@@ -13,18 +13,17 @@ import (
 	"github.com/persys/compute/telemetry"
 )
 
-// tracer follows one change of a workload where no call does: from its commit to
-// the orders that come of it. It keeps, in the leader's memory only, who asked
-// last for each of the newest workloads. The first order that its agent accepts
-// belongs to that trace; a later one, because a node died or a retry fell due, is
-// a trace of its own with a link to it. A new leader knows nothing of them: its
-// orders are not traced, and nothing else differs.
+// tracer carries a trace from the commit of a change to the orders that follow from it, where no call
+// connects them. It remembers, in the leader's memory, the last traced caller of each recent workload. The
+// first order that the agent accepts belongs to the caller's trace. A later order, after a node failure or
+// a retry, is a trace of its own with a link to it. A new leader remembers nothing: its orders are not
+// traced.
 type tracer struct {
 	trace.Tracer
 
 	mu     sync.Mutex
 	asked  map[string]*asker
-	oldest []string // ids in the order in which they were first asked for
+	oldest []string // ids in the order of their first request
 }
 
 type asker struct {
@@ -32,10 +31,10 @@ type asker struct {
 	told bool // an agent has accepted an order
 }
 
-// maxAsked bounds what is remembered.
+// maxAsked bounds the remembered workloads.
 const maxAsked = 4096
 
-// newTracer makes one; nil when traces are off.
+// newTracer returns nil if traces are off.
 func newTracer(t *telemetry.Traces) *tracer {
 	if !t.On() {
 		return nil
@@ -56,15 +55,14 @@ func (t *tracer) remember(id string, span trace.SpanContext) {
 	t.asked[id] = &asker{span: span}
 }
 
-// proposing begins the span of one proposal that somebody's traced call makes.
-// done takes its outcome.
+// proposing starts the span of a proposal if the caller's call is traced. done ends it.
 func (t *tracer) proposing(ctx context.Context, cmds []fsm.Command) (_ context.Context, done func([]fsm.Result, error)) {
 	if t == nil || !trace.SpanContextFromContext(ctx).IsSampled() {
 		return ctx, func([]fsm.Result, error) {}
 	}
 	ctx, span := t.Start(ctx, "raft propose", trace.WithAttributes(attribute.Int("commands", len(cmds))))
 	for _, c := range cmds {
-		// Before it is committed: the planner may be quicker than this goroutine.
+		// Before the commit: the planner may be faster than this goroutine.
 		for _, id := range changes(c) {
 			t.remember(id, span.SpanContext())
 		}
@@ -77,7 +75,7 @@ func (t *tracer) proposing(ctx context.Context, cmds []fsm.Command) (_ context.C
 	}
 }
 
-// changes are the workloads whose desired state a command is about.
+// changes returns the workloads whose desired state a command changes.
 func changes(c fsm.Command) []string {
 	var ids []string
 	for _, w := range c.GetPutWorkloads().GetWorkloads() {
@@ -91,7 +89,7 @@ func changes(c fsm.Command) []string {
 	return ids
 }
 
-// tracedAgents is the way to the agents, followed.
+// tracedAgents adds spans to a leader.Agents.
 type tracedAgents struct {
 	leader.Agents
 	t *tracer

@@ -14,7 +14,7 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-// answering is an agent that gives the next of its answers.
+// answering is an agent that returns its errors one after another.
 type answering struct{ errs []error }
 
 func (a *answering) Deliver(context.Context, fsm.Epoch, sched.Order) (sched.Ack, error) {
@@ -23,8 +23,8 @@ func (a *answering) Deliver(context.Context, fsm.Epoch, sched.Order) (sched.Ack,
 	return sched.Ack{Accepted: err == nil}, err
 }
 
-// The orders of an apply belong to its trace until an agent accepts one; what
-// comes later is a trace of its own with a link to it.
+// The orders of an apply belong to its trace until an agent accepts one. Later orders are traces of their
+// own with a link to it.
 func TestOrdersFollowTheirApply(t *testing.T) {
 	memory := tracetest.NewInMemoryExporter()
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSyncer(memory))
@@ -71,7 +71,7 @@ func TestAskersAreBounded(t *testing.T) {
 	}
 }
 
-// Without traces nothing is remembered and nothing is changed.
+// Without traces the tracer does nothing.
 func TestTracerOff(t *testing.T) {
 	var off *tracer
 	ctx, done := off.proposing(t.Context(), []fsm.Command{{}})

@@ -28,7 +28,7 @@ import (
 	"github.com/persys/compute/rpc/enrol"
 )
 
-// trust is the identity of one replica where it comes from the cluster's own CA.
+// trust manages the certificate of a replica if it comes from the cluster's own CA.
 type trust struct {
 	identityStore pki.IdentityStore
 	dir           string // data folder
@@ -38,12 +38,12 @@ type trust struct {
 	log           *slog.Logger
 }
 
-// defaultCert is where a certificate is looked for that nobody names.
+// defaultCert is the default of PERSYS_TLS_CERT.
 const defaultCert = "/etc/persys/certs/persys-scheduler/persys_scheduler.crt"
 
-// identity settles where this replica's certificate comes from: the PERSYS_TLS_*
-// files (nil), a CA that it makes itself (-init), a join token, or what one of the
-// latter two gave at an earlier start.
+// identity decides where this replica's certificate comes from: the PERSYS_TLS_* files (nil), a CA that
+// this replica creates (--init), a join token, or the certificate of an earlier start with --init or a
+// token.
 func (c *Config) identity(ctx context.Context, file pki.KeyFile, log *slog.Logger) (*trust, error) {
 	if c.Insecure {
 		if c.Init || c.hasToken() {
@@ -94,12 +94,12 @@ func (c *Config) hasToken() bool { return len(c.Join) == 1 && pki.IsJoinToken(c.
 
 // join enrols with a token. The cluster key comes with the certificate.
 func (t *trust) join(ctx context.Context, c *Config, file pki.KeyFile) error {
-	r, _ := t.recall() // what is wrong with it, reissue says
+	r, _ := t.recall() // reissue reports the error
 	keep := func(got *clusterv1.EnrolResponse) error {
 		if _, err := file.Import(got.GetClusterKey()); err != nil {
 			return fmt.Errorf("SCHEDULER_CLUSTER_KEY_FILE: %w", err)
 		}
-		if got.GetGossipRing() == "" { // gossip has the key that follows from the cluster key
+		if got.GetGossipRing() == "" { // gossip uses the key that is derived from the cluster key
 			return nil
 		}
 		return pki.WriteFile(c.gossipRing(), []byte(got.GetGossipRing()), 0o600)
@@ -111,8 +111,8 @@ func (t *trust) join(ctx context.Context, c *Config, file pki.KeyFile) error {
 	return nil
 }
 
-// begin makes what a new cluster needs: a CA, or the one of a folder, the cluster
-// key, and a certificate for this replica.
+// begin creates what a new cluster needs: a CA (or it reads the one in SCHEDULER_CA_DIR), the cluster key,
+// and a certificate for this replica.
 func (t *trust) begin(c *Config, file pki.KeyFile) error {
 	if c.BootstrapExpect > 1 || len(c.Join) > 0 {
 		return errors.New("SCHEDULER_INIT forms a cluster alone, which others join with tokens: leave out SCHEDULER_BOOTSTRAP_EXPECT and SCHEDULER_JOIN")
@@ -137,7 +137,7 @@ func (t *trust) begin(c *Config, file pki.KeyFile) error {
 		}
 		t.log.Warn("made a CA; move the root's key to a place that no machine of the cluster can read: it is needed for `persysctl ca rotate` only", "key", folder.RootKeyPath(), "cluster", a.Cluster)
 	}
-	// What is remembered first can be issued from again.
+	// Store the authority first: after a crash, certificates can be issued from it again.
 	if err := t.remember(key, a, time.Now()); err != nil {
 		return err
 	}
@@ -166,7 +166,7 @@ func newCA(folder pki.CAFolder, cluster string) (*pki.Authority, error) {
 	return a, folder.Create(root, a)
 }
 
-// sign issues here, without asking anybody.
+// sign issues a certificate on this machine.
 func (t *trust) sign(a *pki.Authority, to pki.IdentityStore, role pki.Role, name string, at time.Time, life time.Duration) error {
 	keyPEM, csr, err := to.Request(t.hosts)
 	if err != nil {
@@ -179,8 +179,8 @@ func (t *trust) sign(a *pki.Authority, to pki.IdentityStore, role pki.Role, name
 	return to.SaveBeside(keyPEM, got.Chain, a.Root.Raw)
 }
 
-// remembered is the authority that issues, kept beside the state: a replica that
-// slept past its certificate's end cannot ask the others, who slept as well.
+// remembered is the issuing authority in a file beside the state. If the certificates of all replicas
+// expired while they were off, none can ask another for a new one.
 type remembered struct {
 	Cert, Root []byte
 	SealedKey  string
@@ -217,9 +217,8 @@ func (r *remembered) open(key *pki.Key) (*pki.Authority, error) {
 	return rpc.OpenAuthority(key, &fsm.Authority{ID: pki.Fingerprint(r.Cert), Cert: r.Cert, Root: r.Root, SealedKey: r.SealedKey})
 }
 
-// reissue replaces a certificate that is over, that was not finished, or that is not made
-// out to where this replica is now: the others could not reach it there, and it could not
-// ask them for another.
+// reissue replaces a certificate that has expired, is incomplete, or does not name this replica's present
+// addresses: other replicas could not connect there, and this one could not ask them for another.
 func (t *trust) reissue(file pki.KeyFile) error {
 	leaf, err := t.identityStore.Leaf()
 	good := err == nil && time.Now().Before(leaf.NotAfter)
@@ -230,7 +229,7 @@ func (t *trust) reissue(file pki.KeyFile) error {
 		return err
 	}
 	at, life := time.Now(), t.life
-	if good { // with the times of the former one: who was revoked by name stays revoked
+	if good { // keep the times of the old one, so that a revocation by name still covers it
 		at, life = pki.IssuedAt(leaf), pki.Life(leaf)
 	}
 	err = t.signAgain(file, at, life)
@@ -238,12 +237,12 @@ func (t *trust) reissue(file pki.KeyFile) error {
 		return err
 	}
 	if leaf, lerr := t.identityStore.Leaf(); err != nil || lerr != nil || !pki.Covers(leaf, t.hosts) {
-		t.log.Warn("this scheduler goes on with a certificate that is not made out to where it is now", "name", t.name, "err", err)
+		t.log.Warn("this scheduler keeps a certificate that does not name its present addresses", "name", t.name, "err", err)
 	}
 	return nil
 }
 
-// signAgain makes a certificate with the authority that is remembered here, if there is one.
+// signAgain issues a certificate with the remembered authority, if there is one.
 func (t *trust) signAgain(file pki.KeyFile, at time.Time, life time.Duration) error {
 	r, err := t.recall()
 	if err != nil || r == nil {
@@ -257,24 +256,24 @@ func (t *trust) signAgain(file pki.KeyFile, at time.Time, life time.Duration) er
 	if err != nil {
 		return err
 	}
-	t.log.Warn("this scheduler's certificate is over, or not made out to where it is now; making a new one with the cluster's authority", "name", t.name)
+	t.log.Warn("this scheduler's certificate has expired or does not name its present addresses; issuing a new one with the cluster's authority", "name", t.name)
 	return t.sign(a, t.identityStore, pki.RoleScheduler, t.name, at, life)
 }
 
 const (
 	trustEvery = 250 * time.Millisecond
 	trustCall  = 10 * time.Second
-	// adminEvery is how often the admin's identity is looked at.
+	// adminEvery is the period of the check of the admin's identity.
 	adminEvery = 5 * time.Second
-	caSoon     = 60 * 24 * time.Hour // before its end it is told of
+	caSoon     = 60 * 24 * time.Hour // time before the CA ends from which a warning is logged
 )
 
-// run keeps identity, roots and revocations as the state has them, and, with
-// -init, gives the cluster its CA. What fails is tried again.
+// runTrust applies certificates, roots and revocations of the state to this replica. With --init it also
+// puts the CA into the state. Failures are retried.
 func (r *Replica) runTrust(ctx context.Context) {
 	var version uint64
 	said := ""
-	var again, told time.Time // when -init is looked at next; when the CA's end was told of
+	var again, told time.Time // next check for --init; last warning about the end of the CA
 	t := time.NewTicker(trustEvery)
 	defer t.Stop()
 	for {
@@ -304,7 +303,7 @@ func (r *Replica) runTrust(ctx context.Context) {
 		}
 		if err != nil && ctx.Err() == nil && err.Error() != said {
 			said = err.Error()
-			r.log.Warn("the cluster's CA is not settled here yet; trying on", "err", err)
+			r.log.Warn("this scheduler does not follow the cluster's CA yet; trying again", "err", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -314,7 +313,8 @@ func (r *Replica) runTrust(ctx context.Context) {
 	}
 }
 
-// caNotAfter is when the authority that issues is over, or was the last that did, in Unix seconds; 0 without one.
+// caNotAfter is the end of the issuing authority, or of the last one that issued, in Unix seconds; 0
+// without one.
 func caNotAfter(v fsm.View) int64 {
 	now, last := max(time.Now().UnixNano(), v.Info().Clock), int64(0)
 	if a, ok := v.Issuer(now); ok {
@@ -329,7 +329,7 @@ func caNotAfter(v fsm.View) int64 {
 	return last
 }
 
-// follow writes down what the state says of roots and of the authority.
+// follow stores the roots and the authority of the state in files.
 func (t *trust) follow(v fsm.View) error {
 	a, ok := v.Issuer(time.Now().UnixNano())
 	if !ok {
@@ -350,9 +350,9 @@ func (t *trust) follow(v fsm.View) error {
 	return t.save(a)
 }
 
-// beginTrust brings the CA into the state, admits this scheduler and the admin,
-// and, at first, leaves tokens for the others. Each part is done once. The admin's
-// identity is renewed for as long as it is here: whoever took it away has it.
+// beginTrust puts the CA into the state, admits this scheduler and the admin, and the first time creates
+// tokens for the other machines. Each part is done once. The admin's identity is renewed while its files
+// are here; an admin who moved them away renews it elsewhere.
 func (r *Replica) beginTrust(ctx context.Context, first bool) (bool, error) {
 	v := r.node.Store().View()
 	if !r.node.IsLeader() || v.Info().FeatureLevel < 3 || !r.keys.Settled() {
@@ -364,11 +364,11 @@ func (r *Replica) beginTrust(ctx context.Context, first bool) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	identityStore, err := r.trust.recall()
-	if err != nil || identityStore == nil {
-		return err == nil, err // somebody else's cluster
+	known, err := r.trust.recall()
+	if err != nil || known == nil {
+		return err == nil, err // the cluster of another CA
 	}
-	a, err := identityStore.open(key)
+	a, err := known.open(key)
 	if err != nil {
 		return false, err
 	}
@@ -377,8 +377,8 @@ func (r *Replica) beginTrust(ctx context.Context, first bool) (bool, error) {
 			return true, nil
 		}
 		err := r.commitTrust(ctx, &commandv1.Command{Body: &commandv1.Command_PutAuthority{PutAuthority: &commandv1.PutAuthority{
-			Id: a.ID(), RootId: pki.Fingerprint(a.Root.Raw), Cert: identityStore.Cert, Root: identityStore.Root, SealedKey: identityStore.SealedKey,
-			ActiveAt: identityStore.ActiveAt, NotAfter: a.Cert.NotAfter.UnixNano(),
+			Id: a.ID(), RootId: pki.Fingerprint(a.Root.Raw), Cert: known.Cert, Root: known.Root, SealedKey: known.SealedKey,
+			ActiveAt: known.ActiveAt, NotAfter: a.Cert.NotAfter.UnixNano(),
 		}}})
 		if err != nil {
 			return false, err
@@ -394,7 +394,7 @@ func (r *Replica) beginTrust(ctx context.Context, first bool) (bool, error) {
 		_, revoked = v.RevokedCertificate(pki.Fingerprint(leaf.Raw))
 	}
 	if revoked || !first && !admin.Exists() {
-		return true, nil // whoever revoked the admin says who is the next one
+		return true, nil // a revoked admin is not created again
 	}
 	if err != nil || time.Now().After(pki.RenewAt(leaf)) || leaf.CheckSignatureFrom(a.Cert) != nil {
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -415,7 +415,7 @@ func (r *Replica) beginTrust(ctx context.Context, first bool) (bool, error) {
 	return err == nil, err
 }
 
-// admin is where -init leaves the admin's identity.
+// admin is the folder in which --init leaves the admin's identity.
 func (t *trust) admin() pki.IdentityStore {
 	return pki.IdentityStore{Dir: filepath.Join(t.dir, "admin")}
 }
@@ -425,14 +425,14 @@ func adminHint(k pki.IdentityStore, addr string) string {
 	return fmt.Sprintf("export PERSYS_SCHEDULER_ADDR=%s PERSYS_TLS_CA=%s PERSYS_TLS_CERT=%s PERSYS_TLS_KEY=%s", addr, p.CA, p.Cert, p.Key)
 }
 
-// admitSelf records a certificate that this replica has issued itself.
+// admitSelf records a certificate that this replica issued itself.
 func (r *Replica) admitSelf(ctx context.Context, k pki.IdentityStore, role pki.Role, name, access string) error {
 	leaf, err := k.Leaf()
 	if err != nil {
 		return err
 	}
-	// One that was issued later, to a copy of this identity maybe, stays the newest; certificates
-	// count in whole seconds.
+	// A later certificate, perhaps of a copy of this identity, stays the newest. Certificates count in
+	// whole seconds.
 	v, print := r.node.Store().View(), pki.Fingerprint(leaf.Raw)
 	if old, ok := v.Admission(string(role), name); ok && (old.Fingerprint == print || old.IssuedAt/1e9 > pki.IssuedAt(leaf).Unix()) {
 		return nil
@@ -452,14 +452,14 @@ func (r *Replica) commitTrust(ctx context.Context, c *commandv1.Command) error {
 	return results[0].Err()
 }
 
-// Uses of the tokens that a first start leaves.
+// Uses of the tokens of a first start.
 const (
 	firstSchedulers = 8
 	firstAgents     = 100
 )
 
-// firstTokens leaves a token for schedulers and one for agents, good for an hour,
-// in files of the admin's folder, and shows them on a terminal.
+// firstTokens creates a token for schedulers and one for agents, valid for an hour, in files of the admin's
+// folder, and prints them on a terminal.
 func (r *Replica) firstTokens(ctx context.Context, admin pki.IdentityStore) error {
 	p := admin.Paths()
 	files, err := pki.LoadFiles(pki.FilesConfig{CA: p.CA, Cert: p.Cert, Key: p.Key})
@@ -491,22 +491,21 @@ func (r *Replica) firstTokens(ctx context.Context, admin pki.IdentityStore) erro
 		lines = append(lines, "", fmt.Sprintf("To add %s within the hour:", map[pki.Role]string{pki.RoleScheduler: "schedulers", pki.RoleAgent: "agents"}[t.role]),
 			fmt.Sprintf("  persys-%s --join %s", t.role, resp.GetToken()))
 	}
-	// A secret is shown to a person, and written to no journal.
+	// Tokens are secrets: print them for a person, but not into a journal.
 	if len(lines) > 0 && term.IsTerminal(int(os.Stdout.Fd())) {
 		fmt.Println(strings.Join(append(lines, "", "To use persysctl on this machine:", "  "+adminHint(admin, r.GRPCAddr()), ""), "\n"))
 	}
 	return nil
 }
 
-// dialSelf connects to this replica's own API, as files says: where it listens, because what
-// it publishes may lead here only from elsewhere. Every certificate of a scheduler is made
-// out to localhost.
+// dialSelf connects to this replica's own API at its listen address, because the published address may work
+// from other machines only. Every certificate of a scheduler names localhost.
 func (r *Replica) dialSelf(files *pki.Files) (*grpc.ClientConn, error) {
 	at, err := netip.ParseAddrPort(r.grpcLis.Addr().String())
 	if err != nil {
 		return nil, err
 	}
-	if at.Addr().IsUnspecified() { // [::] takes IPv4 as well
+	if at.Addr().IsUnspecified() { // [::] accepts IPv4 as well
 		at = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), at.Port())
 	}
 	return grpc.NewClient("passthrough:///"+at.String(), grpc.WithNoProxy(), grpc.WithDisableServiceConfig(),
@@ -514,8 +513,8 @@ func (r *Replica) dialSelf(files *pki.Files) (*grpc.ClientConn, error) {
 		grpc.WithTransportCredentials(credentials.NewTLS(files.ClientConfig(pki.Peer{Hosts: []string{"localhost"}, Role: pki.RoleScheduler}))))
 }
 
-// keepIdentity renews this replica's certificate through its own API, which passes
-// it on to the leader, who has it recorded.
+// keepIdentity renews this replica's certificate through its own API, which forwards the request to the
+// leader.
 func (r *Replica) keepIdentity(ctx context.Context) error {
 	cc, err := r.dialSelf(r.tls)
 	if err != nil {
@@ -527,7 +526,7 @@ func (r *Replica) keepIdentity(ctx context.Context) error {
 	return nil
 }
 
-// gossips are the gossip addresses of all replicas.
+// gossips returns the gossip addresses of all replicas.
 func (r *Replica) gossips() []string {
 	var out []string
 	r.node.Store().View().Replicas(func(p *fsm.Replica) bool {

@@ -18,9 +18,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestACertificateFollowsItsMachine: a scheduler that is started at another address is
-// reached there with its certificate; a revocation by name holds for it, and it believes
-// the roots that it did.
+// TestACertificateFollowsItsMachine: a scheduler that starts at another address gets a certificate for it.
+// A revocation by name still covers the new certificate, and the roots stay.
 func TestACertificateFollowsItsMachine(t *testing.T) {
 	dir := t.TempDir()
 	file := pki.KeyFile{Path: filepath.Join(dir, "cluster.key")}
@@ -52,12 +51,12 @@ func TestACertificateFollowsItsMachine(t *testing.T) {
 	if _, again := start("10.0.0.1", "s1.example.com"); !bytes.Equal(again, before) {
 		t.Error("another certificate, although nothing changed")
 	}
-	// What is no host is no reason not to start.
+	// An invalid host name must not keep a scheduler from starting.
 	odd := &trust{identityStore: first.identityStore, dir: dir, hosts: []string{"no host"}, life: time.Hour, name: "s1", log: first.log}
 	if err := odd.reissue(file); err != nil {
 		t.Error(err)
 	}
-	// The root changes: both are believed.
+	// After a change of root both roots are trusted.
 	other, err := pki.NewRoot("c1", time.Now())
 	if err != nil {
 		t.Fatal(err)
@@ -79,8 +78,8 @@ func TestACertificateFollowsItsMachine(t *testing.T) {
 	}
 }
 
-// TestAGoodCertificateStarts: what keeps a scheduler from making another one does not keep it
-// from starting with the one it has.
+// TestAGoodCertificateStarts: a scheduler that cannot issue another certificate starts with the valid one
+// that it has.
 func TestAGoodCertificateStarts(t *testing.T) {
 	for name, spoil := range map[string]func(*trust, pki.KeyFile) error{
 		"no authority": func(tr *trust, _ pki.KeyFile) error { return os.Remove(tr.rememberedPath()) },
@@ -114,9 +113,9 @@ func TestAGoodCertificateStarts(t *testing.T) {
 	}
 }
 
-// TestAllSleptPastTheirCertificates: a scheduler that joined with a token, which lies in its
-// settings for good, starts without the others when its certificate is over: they wait for it.
-func TestAllSleptPastTheirCertificates(t *testing.T) {
+// TestExpiredCertificatesAreReissued: a scheduler with an expired certificate starts without the others,
+// which wait for it. Its join token is still in its settings.
+func TestExpiredCertificatesAreReissued(t *testing.T) {
 	dir := t.TempDir()
 	file := pki.KeyFile{Path: filepath.Join(dir, "cluster.key")}
 	tr := &trust{identityStore: pki.IdentityStore{Dir: filepath.Join(dir, "tls")}, dir: dir, life: time.Nanosecond, name: "s2", log: slog.New(slog.DiscardHandler)}
@@ -142,7 +141,8 @@ func TestAllSleptPastTheirCertificates(t *testing.T) {
 	}
 }
 
-// TestInitFormsAlone: with others to wait for it would wait for ever, as they for its tokens.
+// TestInitFormsAlone: --init with other replicas to wait for would wait for ever, as they wait for its
+// tokens.
 func TestInitFormsAlone(t *testing.T) {
 	for _, c := range []Config{{BootstrapExpect: 3}, {Join: []string{"10.0.0.2:8088"}}} {
 		c.Init, c.DataDir, c.TLSCert = true, t.TempDir(), defaultCert
@@ -152,8 +152,8 @@ func TestInitFormsAlone(t *testing.T) {
 	}
 }
 
-// TestARevokedAdminStaysRevoked: the first scheduler keeps the identity that it made for the
-// admin, but neither brings it back after a revocation nor takes the place of its successor.
+// TestARevokedAdminStaysRevoked: the first scheduler renews the admin's identity, but does not create it
+// again after a revocation, and does not replace a newer certificate.
 func TestARevokedAdminStaysRevoked(t *testing.T) {
 	cfg, err := DefaultConfig()
 	if err != nil {
@@ -193,7 +193,7 @@ func TestARevokedAdminStaysRevoked(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// It was renewed where the admin has taken it.
+	// The admin renewed it on another machine.
 	next := strings.Repeat("ab", 32)
 	err = r.commitTrust(ctx, &commandv1.Command{Body: &commandv1.Command_Admit{Admit: &commandv1.Admit{
 		Role: "user", Name: "admin", Access: "admin", KeySha256: pki.KeyHash(made), Fingerprint: next,
@@ -203,7 +203,7 @@ func TestARevokedAdminStaysRevoked(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := again(); got != next {
-		t.Error("the certificate that lies here takes the place of a younger one")
+		t.Error("the stored certificate replaces a newer one")
 	}
 	revoke(&commandv1.Revoke{Fingerprint: pki.Fingerprint(made.Raw)})
 	again()
@@ -212,12 +212,12 @@ func TestARevokedAdminStaysRevoked(t *testing.T) {
 		t.Fatal(err)
 	}
 	if again(); r.trust.admin().Exists() {
-		t.Error("a revoked admin was made anew")
+		t.Error("a revoked admin was created again")
 	}
 }
 
-// The end of the CA is known beforehand: afterwards nobody can install another.
-func TestTheEndOfTheCAIsTold(t *testing.T) {
+// The end of the CA is announced before: after it no other CA can be installed.
+func TestTheEndOfTheCAIsReported(t *testing.T) {
 	state, index := fsm.New(), uint64(0)
 	apply := func(c *commandv1.Command) {
 		t.Helper()
@@ -242,7 +242,7 @@ func TestTheEndOfTheCAIsTold(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The first one is over, which stays known; the last one is not its turn yet.
+	// The first authority has ended, which stays known; the last one does not issue yet.
 	for _, begun := range []time.Duration{-pki.AuthorityLife - time.Hour, 0, time.Hour} {
 		a, err := root.NewAuthority("c1", time.Now().Add(begun))
 		if err != nil {

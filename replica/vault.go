@@ -11,7 +11,7 @@ import (
 	"github.com/persys/compute/pki/vault"
 )
 
-// vaultSettings are those of contract/env.md.
+// vaultSettings are the Vault settings of contract/env.md.
 type vaultSettings struct {
 	Enabled  bool          `env:"PERSYS_VAULT_ENABLED" flag:"vault" yaml:"vault_enabled" bool:"word" default:"false" usage:"certificate from Vault's PKI engine, in the PERSYS_TLS_* files"`
 	Addr     string        `env:"PERSYS_VAULT_ADDR" yaml:"vault_addr" default:"http://127.0.0.1:8200" usage:"URL of Vault; its own variables (VAULT_CACERT, VAULT_NAMESPACE, ...) say the rest"`
@@ -32,7 +32,7 @@ func (v *vaultSettings) access() vault.Access {
 	return vault.Access{Addr: v.Addr, Auth: v.Auth, Token: v.Token, RoleID: v.RoleID, SecretID: v.SecretID}
 }
 
-// vault gets the certificate from Vault; nil where that is off.
+// vault gets the certificate from Vault; nil if that is off.
 func (c *Config) vault(ctx context.Context, log *slog.Logger) (*vault.Source, error) {
 	if !c.Vault.Enabled {
 		return nil, nil
@@ -51,7 +51,7 @@ func (c *Config) vault(ctx context.Context, log *slog.Logger) (*vault.Source, er
 	})
 }
 
-// keyFile is the cluster key's file, and what protects it.
+// keyFile returns the file of the cluster key and its protection.
 func (c *Config) keyFile() (pki.KeyFile, error) {
 	f := pki.KeyFile{Path: c.ClusterKey}
 	switch {

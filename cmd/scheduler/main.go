@@ -40,8 +40,9 @@ func run(ctx context.Context) error {
 		return err
 	}
 	if os.Getenv("GOGC") == "" {
-		// Requests are short-lived garbage, up to a few hundred MB per second, beside a state that stays.
-		// Collect when the heap is four times the live memory, not twice as by default. GOGC overrides this.
+		// Requests make short-lived garbage, up to a few hundred MB per second, beside a state that stays.
+		// Collect when the heap is four times the live memory, not twice as by default. GOGC overrides
+		// this.
 		debug.SetGCPercent(300)
 	}
 	for {
@@ -50,7 +51,7 @@ func run(ctx context.Context) error {
 			return err
 		}
 		err = r.Run(ctx)
-		// A replica whose state had diverged has set it aside and joins anew.
+		// A replica whose state diverged has moved it aside and joins again.
 		if ctx.Err() != nil || !errors.Is(err, cluster.ErrDiverged) {
 			return err
 		}

@@ -20,25 +20,25 @@ import (
 	"github.com/persys/compute/replica"
 )
 
-// recovery is what `persys-scheduler recover` is told.
+// recovery holds the flags of `persys-scheduler recover`.
 type recovery struct {
-	DataDir string `env:"SCHEDULER_DATA_DIR" flag:"data-dir" usage:"data directory of the survivor, whose scheduler must not run; default as for the scheduler"`
-	DryRun  bool   `flag:"dry-run" usage:"only show what is there"`
+	DataDir string `env:"SCHEDULER_DATA_DIR" flag:"data-dir" usage:"data directory of the stopped survivor; default as for the scheduler"`
+	DryRun  bool   `flag:"dry-run" usage:"show the state on disk and change nothing"`
 	Yes     bool   `flag:"yes" short:"y" usage:"do not ask"`
 }
 
-const recoverHelp = `Make the survivor of a cluster that lost its quorum for good the only replica.
+const recoverHelp = `Make the survivor the only replica of a cluster that lost its quorum for good.
 
-For when a majority of the schedulers is gone together with its disks. Run it on
-the machine of one that is left (of several, the one with the highest last index),
-with its scheduler stopped. Then start that scheduler as before: it leads at once,
-and new schedulers with empty disks join it. No running workload is touched. Agents
-take orders from it under a new incarnation, and from nobody older.
+Use it when a majority of the schedulers is lost together with their disks. Stop the
+scheduler that is left (of several, the one with the highest last index) and run this
+command on its machine. Then start it as before: it leads at once, and new schedulers
+with empty disks join it. Running workloads are not touched. Agents take orders only
+under the new incarnation.
 
-Never start one of the lost schedulers again with its old disk: empty it first. What
-only the lost ones had committed is gone; a backup may be newer than the survivor.`
+Never start a lost scheduler again with its old disk: empty it first. Entries that only
+the lost schedulers held are gone; a backup may be newer than the survivor.`
 
-// recoverCommand is the lost-quorum recovery (cluster/DESIGN.md).
+// recoverCommand recovers a cluster that lost its quorum (cluster/DESIGN.md).
 func recoverCommand() (*cobra.Command, error) {
 	var o recovery
 	loader, err := config.New(&o)
@@ -94,35 +94,35 @@ func recoverSurvivor(cmd *cobra.Command, o recovery) error {
 		return err
 	}
 	_, err = fmt.Fprintf(out, "\nRecovered under incarnation %d. Now start this scheduler as before; it leads alone.\n"+
-		"Then empty the disks of the lost schedulers and start them, or others: they join it.\n", done.State.Info().Incarnation)
+		"Then empty the disks of the lost schedulers and start them, or start others: they join it.\n", done.State.Info().Incarnation)
 	return err
 }
 
-// portray writes what the disk holds.
+// portray prints the contents of the disk.
 func portray(out io.Writer, dir string, s *cluster.Survivor) {
 	info := s.State.Info()
 	lost := "none"
 	if len(s.Lost) > 0 {
 		lost = strings.Join(s.Lost, ", ")
 	}
-	// Nobody reads it when this fails.
+	// A failed write to the terminal cannot be reported.
 	_, _ = fmt.Fprintf(out, "Data        %s\nCluster     %s\nReplica     %s at %s\nLast entry  index %d, term %d, written about %s\nState       %d workloads (%d running), %d nodes, incarnation %d, mode %s\nWill lose   %s\n",
 		dir, s.ClusterID, s.ID, s.RaftAddr, s.LastIndex, s.LastTerm, time.Unix(0, info.Clock).UTC().Format(time.RFC3339),
 		s.State.WorkloadCount(), s.State.StatusCount(fsm.StatusRunning), s.State.NodeCount(), info.Incarnation, info.Mode, lost)
 }
 
-// ask wants a plain yes from a person.
+// ask asks a person for yes.
 func ask(in io.Reader, out io.Writer, s *cluster.Survivor) error {
 	if f, ok := in.(*os.File); ok && !term.IsTerminal(int(f.Fd())) {
-		return errors.New("nobody is there to be asked: --yes recovers without asking, --dry-run only looks")
+		return errors.New("standard input is no terminal: pass --yes to recover without a question, or --dry-run to change nothing")
 	}
-	_, _ = fmt.Fprintf(out, "\nMake this the only replica of cluster %s? The lost ones must never come back with their disks. [y/N] ", s.ClusterID)
+	_, _ = fmt.Fprintf(out, "\nMake this the only replica of cluster %s? The lost schedulers must never start again with their old disks. [y/N] ", s.ClusterID)
 	answer, err := bufio.NewReader(io.LimitReader(in, 100)).ReadString('\n')
 	if err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
 	if a := strings.ToLower(strings.TrimSpace(answer)); a != "y" && a != "yes" {
-		return errors.New("nothing was done")
+		return errors.New("nothing was changed")
 	}
 	return nil
 }

@@ -20,26 +20,26 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// Keyring holds the cluster key of one replica. The file is there, or a leader of
-// a cluster that holds no secrets yet makes it, or another scheduler hands it
-// over. The key never travels through the log; its id does: the first one that
-// is committed there (PinClusterKey) is the cluster's, and nothing is sealed or
-// opened with another. A key that a leader has made is a candidate, in a file of
-// its own; it is handed to a majority of the replicas before it is pinned, so that
-// it is not lost with the machine that made it, and none of them throws a candidate
-// away before one is pinned: a leader may have died with its proposal under way.
+// Keyring holds the cluster key of one replica. The key comes from a file, or a leader creates it in a
+// cluster that holds no secrets yet, or another scheduler hands it over. The key is never in the log, but
+// its id is: the first id that is committed (PinClusterKey) is the cluster's, and no other key seals or
+// opens anything.
+//
+// A key that a leader created is a candidate, in a file of its own. A majority of the replicas must hold it
+// before it is pinned, so that it is not lost with one machine. No replica deletes a candidate before one
+// is pinned: a leader may have died with its proposal under way.
 type Keyring struct {
 	path  string
-	wrap  pki.Wrapper // protects what is in the files; nil: nothing
+	wrap  pki.Wrapper // protects the files; nil: no protection
 	log   *slog.Logger
 	store *store.Store
 
 	mu         sync.Mutex
-	key        *pki.Key            // of path
-	candidates map[string]*pki.Key // of path + candidateSuffix + id
+	key        *pki.Key            // in path
+	candidates map[string]*pki.Key // in path + candidateSuffix + id
 	current    *pki.Key            // the candidate that this replica offers
-	// shared: a majority is known to hold the key, or it lay here before this
-	// process. Nothing is sealed with a key that could be lost with one machine.
+	// shared: a majority is known to hold the key, or the file existed before this process. A key that
+	// could be lost with one machine seals nothing.
 	shared bool
 }
 
@@ -47,11 +47,11 @@ const candidateSuffix = ".new."
 
 // Offer is a key that another scheduler hands over.
 type Offer struct {
-	Text      string // as pki.Key.Export writes it
+	Text      string // in the form of pki.Key.Export
 	Candidate bool
 }
 
-// Ask asks other schedulers for what they hold: the leader, or all of them.
+// Ask asks other schedulers for their keys: the leader alone, or all of them.
 type Ask func(ctx context.Context, leader bool) []Offer
 
 func Open(file pki.KeyFile, st *store.Store, log *slog.Logger) (*Keyring, error) {
@@ -96,7 +96,7 @@ func (k *Keyring) Key() (*pki.Key, error) {
 	return key, nil
 }
 
-// held is the cluster's key, if this replica has it.
+// held returns the cluster's key, if this replica has it.
 func (k *Keyring) held() (*pki.Key, error) {
 	view := k.store.View()
 	pinned := view.Info().ClusterKeyID
@@ -106,7 +106,7 @@ func (k *Keyring) held() (*pki.Key, error) {
 	case k.key != nil && k.key.ID() == pinned:
 		return k.key, nil
 	case k.key != nil && pinned == "" && sealedSomething(view):
-		// A cluster from before keys were pinned: it has sealed with this one.
+		// A cluster from before keys were pinned: its secrets are sealed with this key.
 		return k.key, nil
 	case k.key != nil && pinned != "":
 		return nil, fmt.Errorf("%s holds key %s, but this cluster's secrets are sealed with key %s: move the file away, and another scheduler hands the right one over", k.path, k.key.ID(), pinned)
@@ -116,7 +116,7 @@ func (k *Keyring) held() (*pki.Key, error) {
 	return nil, fmt.Errorf("this scheduler has no cluster key yet (%s): copy %s from another scheduler, or wait until one hands it over", pinned, k.path)
 }
 
-// Settled reports whether this replica has the key that is pinned.
+// Settled reports whether this replica has the pinned key.
 func (k *Keyring) Settled() bool {
 	pinned := k.store.View().Info().ClusterKeyID
 	k.mu.Lock()
@@ -124,8 +124,8 @@ func (k *Keyring) Settled() bool {
 	return k.key != nil && k.key.ID() == pinned
 }
 
-// adopt stores a key that another scheduler handed over. Only the pinned one is
-// taken, and a file that holds another is left alone.
+// adopt stores a key that another scheduler handed over, if it is the pinned one. A file with another key
+// is not overwritten.
 func (k *Keyring) adopt(exported string) error {
 	key, err := pki.ParseKey(exported)
 	if err != nil {
@@ -145,13 +145,13 @@ func (k *Keyring) adopt(exported string) error {
 	if k.key, err = k.file(k.path).Import(exported); err != nil {
 		return err
 	}
-	// What is sealed already was sealed with it: a majority held it then.
+	// Existing secrets were sealed with it, so a majority held it then.
 	k.shared = sealedSomething(k.store.View())
 	k.log.Info("has the cluster key", "file", k.path, "id", key.ID())
 	return k.forgetCandidates()
 }
 
-// forgetCandidates removes keys that nothing was ever sealed with. With mu held.
+// forgetCandidates removes keys that never sealed anything. The caller holds mu.
 func (k *Keyring) forgetCandidates() error {
 	for id := range k.candidates {
 		if err := os.Remove(k.path + candidateSuffix + id); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -163,10 +163,9 @@ func (k *Keyring) forgetCandidates() error {
 	return nil
 }
 
-// propose makes this replica, which leads, offer a key for the cluster: the one
-// of its file, one that another replica holds, or a new one, once a majority has it.
-// It returns nil once a key is pinned, whosesoever it is, and while the key is being
-// handed round.
+// propose makes the leader pin a key: the one of its file, one that another replica holds, or a new one,
+// once a majority holds it. It returns nil once any key is pinned, and while the key is being handed to a
+// majority.
 func (k *Keyring) propose(ctx context.Context, commit func(context.Context, ...fsm.Command) ([]fsm.Result, error), others Ask) error {
 	view := k.store.View()
 	if info := view.Info(); info.ClusterKeyID != "" {
@@ -179,7 +178,7 @@ func (k *Keyring) propose(ctx context.Context, commit func(context.Context, ...f
 	if err != nil {
 		return err
 	}
-	// What an operator has put here is in the operator's hands as well.
+	// A key that an operator placed here is kept by the operator as well, so it needs no majority.
 	if !own && !k.majority(key.ID(), offers) {
 		return nil
 	}
@@ -193,7 +192,7 @@ func (k *Keyring) propose(ctx context.Context, commit func(context.Context, ...f
 	return results[0].Err()
 }
 
-// choose finds the key to propose; own: it lies in this replica's file.
+// choose returns the key to propose. own: it is in this replica's file.
 func (k *Keyring) choose(view fsm.View, offers []Offer) (key *pki.Key, own bool, err error) {
 	k.mu.Lock()
 	key, current := k.key, k.current
@@ -201,7 +200,7 @@ func (k *Keyring) choose(view fsm.View, offers []Offer) (key *pki.Key, own bool,
 	if key != nil {
 		return key, true, nil
 	}
-	// What an operator put on any of the machines goes before what was made up.
+	// A key that an operator placed on any machine takes precedence over a generated one.
 	for _, o := range offers {
 		if found, err := pki.ParseKey(o.Text); err == nil && !o.Candidate {
 			key, err = k.keepCandidate(found)
@@ -222,8 +221,8 @@ func (k *Keyring) choose(view fsm.View, offers []Offer) (key *pki.Key, own bool,
 	return key, false, err
 }
 
-// sealedSomething reports whether a stored specification holds a sealed value. Workloads alone say
-// nothing: those without secrets may be applied before there is a key.
+// sealedSomething reports whether a stored specification holds a sealed value. A cluster may have workloads
+// without secrets before it has a key.
 func sealedSomething(view fsm.View) bool {
 	found := false
 	view.Workloads("", func(w *fsm.Workload) bool {
@@ -233,8 +232,7 @@ func sealedSomething(view fsm.View) bool {
 	return found
 }
 
-// keepCandidate makes a key durable before it is offered: it may be pinned although
-// nobody hears of it.
+// keepCandidate stores a key before it is offered: it may be pinned without this replica learning of it.
 func (k *Keyring) keepCandidate(key *pki.Key) (*pki.Key, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -250,7 +248,7 @@ func (k *Keyring) keepCandidate(key *pki.Key) (*pki.Key, error) {
 	return stored, nil
 }
 
-// promote makes the candidate the key that was pinned, and forgets all others.
+// promote stores the candidate that was pinned as the cluster's key, and forgets the others.
 func (k *Keyring) promote() error {
 	pinned := k.store.View().Info().ClusterKeyID
 	k.mu.Lock()
@@ -269,9 +267,8 @@ func (k *Keyring) promote() error {
 	return k.forgetCandidates()
 }
 
-// Offered implements rpc.Keys: what this replica hands over to another scheduler: the
-// cluster's key, or, while none is pinned, the one that an operator put here, or a
-// candidate.
+// Offered implements rpc.Keys. It returns the cluster's key or, while none is pinned, the key that an
+// operator placed here, or a candidate.
 func (k *Keyring) Offered() (*pki.Key, bool, error) {
 	pinned := k.store.View().Info().ClusterKeyID
 	k.mu.Lock()
@@ -290,7 +287,7 @@ func (k *Keyring) Offered() (*pki.Key, bool, error) {
 	return key, false, err
 }
 
-// majority reports whether, with this replica, more than half of the replicas hold a key.
+// majority reports whether more than half of the replicas hold a key, this replica among them.
 func (k *Keyring) majority(id string, offers []Offer) bool {
 	replicas, holders := 0, 1
 	k.store.View().Replicas(func(*fsm.Replica) bool { replicas++; return true })
@@ -302,7 +299,7 @@ func (k *Keyring) majority(id string, offers []Offer) bool {
 	return holders > replicas/2
 }
 
-// share counts who holds the key. Until a majority does it is not used.
+// share counts the holders of the key. It is not used until a majority holds it.
 func (k *Keyring) share(ctx context.Context, others Ask) {
 	all := k.majority(k.store.View().Info().ClusterKeyID, nil) || k.majority(k.store.View().Info().ClusterKeyID, others(ctx, false))
 	k.mu.Lock()
@@ -318,9 +315,8 @@ func (k *Keyring) ready() bool {
 	return shared && k.Settled()
 }
 
-// Run settles the key until this replica has it and a majority does: as the
-// leader it proposes one, otherwise it asks those that may have it. Everything is
-// tried again.
+// Run works until this replica has the key and a majority holds it. The leader proposes a key; other
+// replicas ask for one. Every step is retried.
 func (k *Keyring) Run(ctx context.Context, leads func() bool, commit func(context.Context, ...fsm.Command) ([]fsm.Result, error), others Ask) {
 	t := time.NewTicker(settleEvery)
 	defer t.Stop()
@@ -334,7 +330,7 @@ func (k *Keyring) Run(ctx context.Context, leads func() bool, commit func(contex
 		}
 		if err != nil && ctx.Err() == nil && err.Error() != said {
 			said = err.Error()
-			k.log.Warn("this scheduler cannot open or seal secrets yet; trying on", "err", err)
+			k.log.Warn("this scheduler cannot open or seal secrets yet; trying again", "err", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -346,7 +342,7 @@ func (k *Keyring) Run(ctx context.Context, leads func() bool, commit func(contex
 
 const settleEvery = 100 * time.Millisecond
 
-// settle makes the next step that can be made.
+// settle makes the next possible step.
 func (k *Keyring) settle(ctx context.Context, leads bool, commit func(context.Context, ...fsm.Command) ([]fsm.Result, error), others Ask) error {
 	err := k.obtain(ctx, leads, commit, others)
 	if k.Settled() {
@@ -355,7 +351,7 @@ func (k *Keyring) settle(ctx context.Context, leads bool, commit func(context.Co
 	return err
 }
 
-// obtain gets hold of the pinned key, or has one pinned.
+// obtain gets the pinned key, or gets a key pinned.
 func (k *Keyring) obtain(ctx context.Context, leads bool, commit func(context.Context, ...fsm.Command) ([]fsm.Result, error), others Ask) error {
 	if err := k.promote(); err != nil || k.Settled() {
 		return err
@@ -370,7 +366,7 @@ func (k *Keyring) obtain(ctx context.Context, leads bool, commit func(context.Co
 	}
 	if k.store.View().Info().ClusterKeyID == "" {
 		if leads {
-			return nil // it is being handed round
+			return nil // waits for a majority
 		}
 		return k.follow(ctx, others)
 	}
@@ -383,13 +379,13 @@ func (k *Keyring) obtain(ctx context.Context, leads bool, commit func(context.Co
 	return err
 }
 
-// follow keeps what the leader is about to propose.
+// follow stores the key that the leader is about to propose.
 func (k *Keyring) follow(ctx context.Context, others Ask) error {
 	k.mu.Lock()
 	own := k.key != nil
 	k.mu.Unlock()
 	if own {
-		return nil // an operator put it here, and the leader will find it
+		return nil // an operator placed this key, and the leader will find it
 	}
 	for _, o := range others(ctx, true) {
 		key, err := pki.ParseKey(o.Text)

@@ -16,7 +16,7 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// log is the replicated log of a cluster whose replicas all see it at once.
+// replicated is the log of a cluster whose replicas all see an entry at once.
 type replicated struct {
 	t     *testing.T
 	state fsm.State
@@ -65,7 +65,7 @@ func (l *replicated) ring(dir string) *Keyring {
 
 func nobody(context.Context, bool) []Offer { return nil }
 
-// holders answer for other replicas; the first one leads, where the leader is asked.
+// holders answer for other replicas. The first of them leads.
 func holders(rings ...*Keyring) Ask {
 	return func(_ context.Context, leader bool) (out []Offer) {
 		for i, r := range rings {
@@ -86,8 +86,8 @@ func keyID(t *testing.T, k *Keyring) string {
 	return key.ID()
 }
 
-// TestTwoLeadersEndWithOneKey: a leader made a key and lost its leadership before
-// it was committed; the next one makes another. The first forgets its own.
+// TestTwoLeadersEndWithOneKey: a leader creates a key and loses leadership before it is committed. The next
+// leader creates another one. The first forgets its own.
 func TestTwoLeadersEndWithOneKey(t *testing.T) {
 	l := newLog(t, 3)
 	dirA := t.TempDir()
@@ -105,7 +105,7 @@ func TestTwoLeadersEndWithOneKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := keyID(t, b)
-	a = l.ring(dirA) // it starts again, with its candidate on disk
+	a = l.ring(dirA) // it restarts with its candidate on disk
 	if err := a.settle(t.Context(), false, lost, holders(b)); err != nil {
 		t.Fatal(err)
 	}
@@ -117,8 +117,7 @@ func TestTwoLeadersEndWithOneKey(t *testing.T) {
 	}
 }
 
-// TestACommittedCandidateIsKept: the leader dies between the commit and its
-// knowledge of it.
+// TestACommittedCandidateIsKept: the leader dies after the commit and before it learns of it.
 func TestACommittedCandidateIsKept(t *testing.T) {
 	l := newLog(t, 3)
 	dir := t.TempDir()
@@ -139,8 +138,7 @@ func TestACommittedCandidateIsKept(t *testing.T) {
 	}
 }
 
-// TestAKeyIsUsedOnceAMajorityHoldsIt: what is sealed must not be lost with the
-// machine that made the key.
+// TestAKeyIsUsedOnceAMajorityHoldsIt: secrets must not be lost with the machine that created the key.
 func TestAKeyIsUsedOnceAMajorityHoldsIt(t *testing.T) {
 	l := newLog(t, 3)
 	for _, id := range []string{"r2", "r3"} {
@@ -159,7 +157,7 @@ func TestAKeyIsUsedOnceAMajorityHoldsIt(t *testing.T) {
 		t.Fatalf("one of three holds the key, and it is the cluster's: %s", id)
 	}
 	step(b, false, a, c)
-	step(a, true, c) // b has it, and cannot be reached
+	step(a, true, c) // b has the key, and cannot be reached
 	if id := l.store.View().Info().ClusterKeyID; id != "" {
 		t.Fatalf("it is not known that two of three hold the key, and it is the cluster's: %s", id)
 	}
@@ -173,7 +171,7 @@ func TestAKeyIsUsedOnceAMajorityHoldsIt(t *testing.T) {
 	if again := l.ring(dirB); keyID(t, again) != want {
 		t.Error("it is not used after a restart")
 	}
-	// Whoever comes to a cluster that runs something need not reach a majority.
+	// A replica that joins a cluster with workloads need not reach a majority.
 	l.do(&commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{Workloads: []*commandv1.WorkloadPut{{
 		Id: "web", Content: "c1:x", Desired: "Running", Demand: &commandv1.Demand{Type: "container"}}}}}})
 	step(c, false, a)
@@ -182,8 +180,8 @@ func TestAKeyIsUsedOnceAMajorityHoldsIt(t *testing.T) {
 	}
 }
 
-// TestTheMakerOfTheKeyDies: the leader that made the key is lost for good, before and
-// after the others learn that it was pinned.
+// TestTheMakerOfTheKeyDies: the leader that created the key is lost for good, before or after the others
+// learn that it was pinned.
 func TestTheMakerOfTheKeyDies(t *testing.T) {
 	for _, pinned := range []bool{false, true} {
 		t.Run(fmt.Sprintf("pinned=%v", pinned), func(t *testing.T) {
@@ -207,7 +205,7 @@ func TestTheMakerOfTheKeyDies(t *testing.T) {
 					t.Fatal("nothing is pinned")
 				}
 			}
-			b = l.ring(dirB) // and the other one starts again
+			b = l.ring(dirB) // and the other one restarts
 			for range 3 {
 				step(b, true, c)
 				step(c, false, b)
@@ -222,8 +220,8 @@ func TestTheMakerOfTheKeyDies(t *testing.T) {
 	}
 }
 
-// TestCandidatesAreKeptUntilOneIsPinned: a leader's proposal may still be under way
-// when the next leader makes a key of its own.
+// TestCandidatesAreKeptUntilOneIsPinned: a leader's proposal may still be under way when the next leader
+// creates a key.
 func TestCandidatesAreKeptUntilOneIsPinned(t *testing.T) {
 	l := newLog(t, 3)
 	for _, id := range []string{"r2", "r3"} {
@@ -303,7 +301,7 @@ func TestKeyring(t *testing.T) {
 			t.Errorf("made %v", left)
 		}
 	})
-	// What was applied before the cluster had a key holds no secret, and must not keep it from having one.
+	// Workloads from before the cluster had a key hold no secret, and must not keep it from getting one.
 	for _, c := range []struct {
 		name, spec, want string
 	}{

@@ -10,10 +10,9 @@ import (
 	"github.com/persys/compute/mirror"
 )
 
-// Fields reads a stored specification for the mirror (mirror.Describe). What
-// is sealed stays sealed: sealed values are bound to their workload and useless
-// to whoever reads etcd. One that cannot be read gives nothing; the stored bytes
-// are mirrored anyway.
+// Fields reads a stored specification for the mirror (mirror.Describe). Sealed values stay sealed: they are
+// bound to their workload and useless to a reader of etcd. A specification that cannot be read gives no
+// fields; its stored bytes are mirrored anyway.
 func Fields(w *fsm.Workload) mirror.Fields {
 	s := &controlv1.WorkloadSpec{}
 	if s.UnmarshalVT(w.Spec) != nil {

@@ -21,8 +21,7 @@ func recordOf(t *testing.T, text string) *mirror.Workload {
 	return w
 }
 
-// translated prepares a record of the existing implementation and opens what
-// would be stored of it.
+// translated prepares a record of a legacy v1 scheduler and opens the stored specification.
 func translated(t *testing.T, w *mirror.Workload) (*controlv1.WorkloadSpec, error) {
 	t.Helper()
 	key, err := pki.NewKey()
@@ -53,8 +52,8 @@ func translated(t *testing.T, w *mirror.Workload) (*controlv1.WorkloadSpec, erro
 	return s, nil
 }
 
-// The records are shaped as contract/state-etcd.md has them, every field set.
-func TestSpecificationsOfTheExistingImplementation(t *testing.T) {
+// A record as in contract/state-etcd.md, with every field set.
+func TestSpecificationsOfLegacyRecords(t *testing.T) {
 	s, err := translated(t, recordOf(t, `{"id":"web","name":"web","type":"docker-container","revisionId":"rev-7","image":"nginx:1","command":"a b","envVars":{"PASSWORD":"hush"},
 		"resources":{"cpu_usage":0.5,"memory_usage":256,"disk_usage":3},"labels":{"zone":"x"},"ports":["8080:80/tcp","5353:53/udp","81"],"volumes":["/data:/srv:ro","/tmp:/tmp"],
 		"managedVolumes":[{"name":"d","sizeGb":5,"mountPath":"/d"}],"restartPolicy":"always","metadata":{"team":"blue","last_action":"Created","reason_code":"X","n":1,"container.id":"abc"}}`))

@@ -20,10 +20,9 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// schedulerKeys is what the existing implementation's scheduler and agents write
-// into a workload's metadata besides what its owner put there (contract/state-etcd.md,
-// "Workload metadata keys", and contract/semantics.md, section 11). A name
-// that ends in a dot or underscore stands for all that begin with it.
+// schedulerKeys are the metadata keys that legacy v1 schedulers and agents add to those of the owner
+// (contract/state-etcd.md, "Workload metadata keys", and contract/semantics.md, section 11). A name that
+// ends in a dot or underscore stands for all names that begin with it.
 var schedulerKeys = [...]string{
 	"created_at", "last_action", "assignment_reason", "previous_node", "drift_reason", "drift_reconciled_at",
 	"lastApplyRequestAt", "lastApplyRevision", "lastLaunchTime", "reapplyAttempts", "reapplyNextAt",
@@ -43,9 +42,8 @@ func schedulersOwn(key string) bool {
 	})
 }
 
-// Specification reads the documented fields of a workload back into what its
-// owner applied. It is describe's inverse; what the documented record never held
-// (a group, constraints, privileges) stays unset.
+// Specification turns the documented fields of a record back into the apply that its owner made. It is the
+// inverse of Fields. Fields that the record never held (group, constraints, privileges) stay unset.
 func Specification(w *mirror.Workload) (*controlv1.ApplyWorkloadRequest, error) {
 	s := &controlv1.WorkloadSpec{
 		Resources: &controlv1.ResourceRequirements{
@@ -92,8 +90,7 @@ func Specification(w *mirror.Workload) (*controlv1.ApplyWorkloadRequest, error) 
 	return &controlv1.ApplyWorkloadRequest{WorkloadId: w.ID, RevisionId: w.RevisionID, Spec: s}, nil
 }
 
-// typeOf knows the names that legacy v1 peers use, and where there is none goes by
-// what the record holds.
+// typeOf knows the type names of legacy v1 peers. Without a type it goes by the fields of the record.
 func typeOf(w *mirror.Workload) string {
 	switch t := strings.ToLower(strings.TrimSpace(w.Type)); t {
 	case "docker-container", "docker":
@@ -140,12 +137,12 @@ func containerOf(w *mirror.Workload) (*controlv1.ContainerSpec, error) {
 	return c, nil
 }
 
-// portOf reads host:container/proto.
+// portOf reads host:container/protocol.
 func portOf(text string) (*controlv1.Port, error) {
 	numbers, protocol, _ := strings.Cut(text, "/")
 	host, inside, ok := strings.Cut(numbers, ":")
 	if !ok {
-		host, inside = "0", numbers // published wherever the engine likes
+		host, inside = "0", numbers // any host port
 	}
 	h, err := strconv.ParseInt(host, 10, 32)
 	if err == nil {
@@ -167,7 +164,7 @@ func volumesOf(list []mirror.ManagedVolume) (out []*controlv1.ManagedVolumeSpec)
 	return out
 }
 
-// composeOf puts a Git token where this API has it: into the URL, as the user.
+// composeOf puts a Git token into the URL, as the user, where this API has it.
 func composeOf(w *mirror.Workload) (*controlv1.ComposeSpec, error) {
 	c := &controlv1.ComposeSpec{Env: w.EnvVars}
 	if w.GitRepo == "" {
@@ -192,8 +189,8 @@ func composeOf(w *mirror.Workload) (*controlv1.ComposeSpec, error) {
 	return c, nil
 }
 
-// vmOf is the whole virtual machine in the agent API's terms, which are those of
-// the record: paths, formats and addresses of a machine that runs stay as they are.
+// vmOf is the whole virtual machine in the terms of the agent API, which are those of the record: paths,
+// formats and addresses of a running machine stay as they are.
 func vmOf(w *mirror.Workload) (string, error) {
 	v := w.VM
 	if v == nil {
