@@ -14,31 +14,28 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// MaxFile bounds what is read from a file named in X_FILE and from a YAML
-// file, in bytes.
+// MaxFile bounds the size of a file named in X_FILE and of a YAML file, in bytes.
 const MaxFile = 1 << 20
 
-// Sources are where settings come from. The zero value reads nothing.
+// Sources are the places that settings come from. The zero value reads nothing.
 type Sources struct {
 	// Environ looks up a variable.
 	Environ func(name string) (string, bool)
 	// Variables are the environment as os.Environ gives it. Only Unknown reads it.
 	Variables []string
-	// ReadFile reads the files named by X_FILE.
+	// YAML is the content of a configuration file, YAMLName its name in errors. Empty: no file.
 	ReadFile func(path string) ([]byte, error)
-	// YAML is the text of a configuration file and YAMLName its name for
-	// people; empty is none.
+	// System reads the environment and files of this process.
 	YAML     []byte
 	YAMLName string
 }
 
-// System reads the process's environment and files.
+// WithYAML adds a configuration file. With must, a missing file is an error.
 func System() Sources {
 	return Sources{Environ: os.LookupEnv, Variables: os.Environ(), ReadFile: readFile}
 }
 
-// WithYAML adds a configuration file. A file that does not exist is an error
-// only if it was asked for (must).
+// Do not trust the size: that of a pipe or a mounted secret may be 0.
 func (s Sources) WithYAML(path string, must bool) (Sources, error) {
 	data, err := readFile(path)
 	if errors.Is(err, fs.ErrNotExist) && !must {
@@ -67,7 +64,7 @@ func readFile(path string) ([]byte, error) {
 	if st.Size() > MaxFile {
 		return nil, fmt.Errorf("%s: %d bytes, at most %d", path, st.Size(), MaxFile)
 	}
-	// Not by its size: a pipe or a mounted secret may have none.
+	// Errors are all errors of the settings.
 	data, err := io.ReadAll(io.LimitReader(f, MaxFile+1))
 	if err != nil {
 		return nil, err
@@ -78,10 +75,10 @@ func readFile(path string) ([]byte, error) {
 	return data, nil
 }
 
-// Errors is everything that is wrong with the settings.
+// Error returns one line per error.
 type Errors []error
 
-// Error has one line for each.
+// Unwrap makes errors.Is look into each error.
 func (e Errors) Error() string {
 	lines := make([]string, len(e))
 	for i := range e {
@@ -90,10 +87,10 @@ func (e Errors) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Unwrap lets errors.Is look into each.
+// Loader reads the settings of one program.
 func (e Errors) Unwrap() []error { return e }
 
-// Loader knows the settings of one program.
+// Setting is one row of the reference.
 type Loader struct {
 	settings []*setting
 	flags    *pflag.FlagSet
@@ -107,22 +104,23 @@ type setting struct {
 	source string
 }
 
-// Setting is one row of the reference.
+// Go name, dotted
 type Setting struct {
-	Field    string   // Go name, dotted
-	Env      []string // most wanted first
+	Field    string   // the first that is set wins
+	Env      []string // the rule for values, in words; may be empty
 	Flag     string
 	Short    string
 	YAML     string
 	Type     string
 	Default  string
 	Usage    string
-	Rule     string // what a value must be, in words; may be empty
+	Rule     string // Name is the name of the setting in errors: its variable, else its flag, else its YAML key.
 	Secret   bool
 	Required bool
 }
 
-// Name is what errors call the setting: its variable, else flag, else YAML key.
+// Ignored reports whether the setting is known and has no effect, so that existing environments and files
+// need no change.
 func (s Setting) Name() string {
 	switch {
 	case len(s.Env) > 0:
@@ -135,12 +133,11 @@ func (s Setting) Name() string {
 	return s.Field
 }
 
-// Ignored reports whether the setting is known and has no effect, so that an environment
-// or a file that was made for something else can be kept as it is.
+// New reads the tags of the struct that target points to. An error is a mistake in the struct, not in the
+// settings.
 func (s Setting) Ignored() bool { return strings.HasPrefix(s.Usage, "ignored") }
 
-// New reads the tags of the struct that target points at. An error is a
-// mistake in the struct, not in anybody's settings.
+// Defaults sets the struct that target points to to its defaults.
 func New(target any) (*Loader, error) {
 	v := reflect.ValueOf(target)
 	if v.Kind() != reflect.Pointer || v.IsNil() || v.Elem().Kind() != reflect.Struct {
@@ -153,8 +150,7 @@ func New(target any) (*Loader, error) {
 	return l, l.unambiguous()
 }
 
-// Defaults sets the struct that target points at to what it is when nobody sets anything:
-// where a program starts from that fills in the rest by itself.
+// unambiguous returns an error if two settings have the same name.
 func Defaults(target any) error {
 	l, err := New(target)
 	if err != nil {
@@ -197,7 +193,7 @@ func (l *Loader) collect(v reflect.Value, prefix string) error {
 	return nil
 }
 
-// unambiguous refuses two settings that answer to one name.
+// AddFlags declares a flag for every setting that has one.
 func (l *Loader) unambiguous() error {
 	taken := map[string]string{}
 	for _, s := range l.settings {
@@ -221,7 +217,9 @@ func (l *Loader) unambiguous() error {
 	return nil
 }
 
-// AddFlags declares every setting that has a flag.
+// Args rewrites long flags with one dash (`-insecure`), which the contract allows, to the form that pflag
+// reads. It only changes flags that were added: -abc stays three short flags. Values of flags and
+// everything after "--" stay as they are.
 func (l *Loader) AddFlags(flags *pflag.FlagSet) {
 	l.flags = flags
 	for _, s := range l.settings {
@@ -236,10 +234,7 @@ func (l *Loader) AddFlags(flags *pflag.FlagSet) {
 	}
 }
 
-// Args rewrites long flags with a single dash, which the field's documents
-// promise (`-insecure`), to the form that pflag reads. Only names that were
-// added are touched: -abc stays three short flags. Values of flags and all
-// after "--" stay as they are.
+// the next argument is its value, whatever it looks like
 func (l *Loader) Args(args []string) []string {
 	out := make([]string, len(args))
 	copy(out, args)
@@ -263,13 +258,13 @@ func (l *Loader) Args(args []string) []string {
 			out[i] = "-" + a
 		}
 		if !hasValue && f.NoOptDefVal == "" {
-			i++ // its value, whatever it looks like
+			i++ // flagValue holds the text of a flag; Load checks it with the other settings.
 		}
 	}
 	return out
 }
 
-// flagValue collects what a flag was given; Load judges it with the rest.
+// a repeated flag adds values
 type flagValue struct {
 	setting *setting
 	text    string
@@ -297,7 +292,7 @@ func (f *flagValue) Set(text string) error {
 		return err
 	}
 	if f.set && (f.setting.Type == "list" || f.setting.Type == "map") {
-		text = f.text + "," + text // a repeated flag adds
+		text = f.text + "," + text // Load fills the struct. Call it after the flags are parsed. On error, which is Errors, the struct must not be used.
 	}
 	f.text, f.set = text, true
 	return nil
@@ -305,8 +300,7 @@ func (f *flagValue) Set(text string) error {
 
 func blank(s string) bool { return strings.TrimSpace(s) == "" }
 
-// Load fills the struct. Call it after the flags are parsed. On error, which is
-// Errors, the struct holds what could be read and must not be used.
+// find returns the first source that sets the setting. An empty source means that none does.
 func (l *Loader) Load(from Sources) error {
 	var errs Errors
 	keys, err := l.yamlKeys(from)
@@ -344,7 +338,7 @@ func (l *Loader) Load(from Sources) error {
 	return nil
 }
 
-// find walks the precedence. An empty source means that nothing is set.
+// the content has no effect
 func (s *setting) find(from Sources, keys map[string]yamlValue) (text, source string, err error) {
 	if s.flag != nil && s.flag.set {
 		return s.flag.text, "--" + s.Flag, nil
@@ -361,7 +355,7 @@ func (s *setting) find(from Sources, keys map[string]yamlValue) (text, source st
 				continue
 			}
 			if s.Ignored() {
-				return "", name + "_FILE", nil // nobody needs what is in it
+				return "", name + "_FILE", nil // Source returns where a setting (by its Go name, dotted) came from: "--flag", "VARIABLE", "VARIABLE_FILE (path)", "file.yaml: key", "default of …", or "" if nothing is set.
 			}
 			data, err := from.ReadFile(strings.TrimSpace(path))
 			if err != nil {
@@ -381,9 +375,7 @@ func (s *setting) find(from Sources, keys map[string]yamlValue) (text, source st
 	return "", "", nil
 }
 
-// Source says where a setting (by its Go name, dotted) came from: "--flag",
-// "VARIABLE", "VARIABLE_FILE (path)", "file.yaml: key", "default of …", or ""
-// when nothing is set.
+// Set reports whether any source but the default set the setting.
 func (l *Loader) Source(field string) string {
 	for _, s := range l.settings {
 		if s.Field == field {
@@ -393,17 +385,17 @@ func (l *Loader) Source(field string) string {
 	return ""
 }
 
-// Set reports whether the setting was given by anyone, not by its default.
+// given reports whether a source is other than the default.
 func (l *Loader) Set(field string) bool {
 	return given(l.Source(field))
 }
 
 const byDefault = "default of "
 
-// given reports whether somebody set what comes from there.
+// Ignored lists, after Load, the settings that were given and have no effect, with source and reason.
 func given(source string) bool { return source != "" && !strings.HasPrefix(source, byDefault) }
 
-// Ignored says, after Load, which settings were given that have no effect, where and why.
+// Describe lists all settings, in the order of the struct.
 func (l *Loader) Ignored() (out []string) {
 	for _, s := range l.settings {
 		if s.Ignored() && given(s.source) {
@@ -413,7 +405,8 @@ func (l *Loader) Ignored() (out []string) {
 	return out
 }
 
-// Describe lists all settings, in the order of the struct.
+// Values returns the loaded settings for a log line or a support bundle, by name. Secrets that are set are
+// "***".
 func (l *Loader) Describe() []Setting {
 	out := make([]Setting, len(l.settings))
 	for i, s := range l.settings {

@@ -32,7 +32,7 @@ type sample struct {
 	Nested   struct {
 		Depth uint16 `env:"DEPTH" default:"3" usage:"depth"`
 	}
-	Note string // not a setting
+	Note string // no setting
 }
 
 func env(pairs ...string) func(string) (string, bool) {
@@ -181,7 +181,7 @@ func TestSingleDash(t *testing.T) {
 		{"-insecure", "--insecure"},
 		{"-insecure=false", "--insecure=false"},
 		{"-grpc-port 9 -insecure", "--grpc-port 9 --insecure"},
-		{"--grpc-port -insecure", "--grpc-port -insecure"}, // its value
+		{"--grpc-port -insecure", "--grpc-port -insecure"}, // a value, not a flag
 		{"-i", "-i"},
 		{"-unknown x", "-unknown x"},
 		{"-- -insecure", "-- -insecure"},
@@ -310,7 +310,7 @@ func TestWithYAML(t *testing.T) {
 	}
 }
 
-// Whatever the environment holds, Load either works or names a variable.
+// Whatever the environment holds, Load works or names a variable.
 func TestNeverPanics(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := map[string]string{}

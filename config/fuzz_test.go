@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// FuzzSources: a configuration file, and one variable. It is loaded, or every error
-// names its place; a secret is in none.
+// FuzzSources loads a configuration file and one variable: it succeeds, or every error names its place, and
+// no error shows a secret.
 func FuzzSources(f *testing.F) {
 	f.Add([]byte("name: x\nnested: {list: [a, b], wait: 5s}\nlabels: {a: b}\n"), "7")
 	f.Add([]byte("name: &a [*a]\nlabels: *a\n"), "x")

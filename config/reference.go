@@ -51,8 +51,7 @@ func (s Setting) shownDefault() string {
 	return s.Default
 }
 
-// SampleEnv writes an environment file with every variable at its default,
-// commented out, so that a line is changed by removing its '#'.
+// SampleEnv writes an environment file with every variable at its default, commented out.
 func SampleEnv(w io.Writer, settings []Setting) error {
 	for _, s := range settings {
 		if len(s.Env) == 0 {

@@ -18,8 +18,8 @@ var (
 	mapType      = reflect.TypeFor[map[string]string]()
 )
 
-// typed picks the parser of a field from its type and tags. The parser's errors
-// are rules ("must be …"): the caller adds place and value.
+// typed chooses the parser of a field from its type and tags. The parser's errors are rules ("must be …");
+// the caller adds place and value.
 func (s *setting) typed(f reflect.StructField) error {
 	words := list(f.Tag.Get("oneof"))
 	low, high := f.Tag.Get("min"), f.Tag.Get("max")
@@ -185,7 +185,7 @@ func (s *setting) duration(low, high string, seconds bool) error {
 	if seconds {
 		s.Rule += " or a whole number of seconds"
 	}
-	// Without a minimum of its own no duration may be negative.
+	// Durations without a minimum must not be negative.
 	smallest, largest := time.Duration(0), time.Duration(1<<63-1)
 	var err error
 	if low != "" {

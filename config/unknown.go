@@ -10,11 +10,11 @@ import (
 // prefixes are those of the variables that only Persys programs read.
 var prefixes = []string{"PERSYS_", "SCHEDULER_"}
 
-// Kubernetes sets these for every service in the namespace of a pod, persys-scheduler among them.
+// Kubernetes sets such variables for every service in the namespace of a pod.
 var serviceVariable = regexp.MustCompile(`_SERVICE_(HOST|PORT(_\w+)?)=|_PORT_\d+_(TCP|UDP)(_\w+)?=|_PORT=(tcp|udp)://`)
 
-// Unknown lists the variables that begin as settings of Persys do and are no setting of this program,
-// each with the nearest name that is one. Variables in except are known elsewhere.
+// Unknown lists the variables with a prefix of ours that are no setting of this program, each with the
+// nearest setting. The variables in except count as known.
 func (l *Loader) Unknown(from Sources, except ...string) (out []string) {
 	known := slices.Clone(except)
 	for _, s := range l.settings {
@@ -39,8 +39,8 @@ func (l *Loader) Unknown(from Sources, except ...string) (out []string) {
 	return out
 }
 
-// nearestVariable prefers the shortest known variable that has every word of name, as
-// PERSYS_NODE_LABELS has those of PERSYS_LABELS, to one that differs in a few letters.
+// nearestVariable prefers the shortest known variable that contains every word of name, as
+// PERSYS_NODE_LABELS contains those of PERSYS_LABELS, to the one with the smallest edit distance.
 func nearestVariable(name string, known []string) string {
 	best, words := "", strings.Split(name, "_")
 	for _, k := range known {

@@ -11,14 +11,13 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// yamlValue is a key's value as the environment would write it.
+// yamlValue is the value of a key, in the form of the environment.
 type yamlValue struct {
 	text   string
 	source string // file:line: key
 }
 
-// yamlKeys flattens the configuration file to dotted keys and reports the
-// unknown ones.
+// yamlKeys flattens the configuration file to dotted keys. Unknown keys are errors.
 func (l *Loader) yamlKeys(from Sources) (map[string]yamlValue, Errors) {
 	if len(bytes.TrimSpace(from.YAML)) == 0 {
 		return nil, nil
@@ -129,7 +128,7 @@ func (w *walker) take(n *yaml.Node, path string, s *setting) {
 		return n.Value, n.Kind == yaml.ScalarNode
 	}
 	if s.Type == "yaml" {
-		// The structure goes on as text, to whoever knows its shape.
+		// The value is a structure: pass it on as text.
 		text, err := yaml.Marshal(n)
 		if err != nil {
 			w.fail(n, "%s: %v", path, err)
@@ -174,7 +173,8 @@ func (w *walker) take(n *yaml.Node, path string, s *setting) {
 	}
 }
 
-// nearest is the known name that differs in the fewest letters, up to a third.
+// nearest returns the known name with the smallest edit distance, at most a third of the letters; "" if
+// there is none.
 func nearest(name string, known []string) string {
 	best, least := "", 1+max(1, len(name)/3)
 	if len(name) > 100 {

@@ -1,9 +1,6 @@
-// Package telemetry is how every program shows what it does: metrics that know
-// their own documentation, and traces that cost nothing while nobody asked for
-// them. It knows nothing of the project.
+// Package telemetry holds the metrics and traces of every program. Traces cost nothing while no receiver is
+// set. It imports nothing of the project.
 //
-// A Set declares metrics and is a prometheus.Collector; what it declares is also
-// what docs/reference/metrics.md lists, so a metric that is not in the reference
-// cannot be exported, and one that is gone cannot stay there. Nothing uses the
-// default registry.
+// A Set declares metrics and is a prometheus.Collector. docs/reference/metrics.md is written from its
+// declarations, so the reference lists exactly the exported metrics. The default registry is not used.
 package telemetry

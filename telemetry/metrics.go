@@ -7,7 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Kind is a metric's type as Prometheus writes it.
+// Kind is the type of a metric, as Prometheus writes it.
 type Kind string
 
 // The kinds.
@@ -26,18 +26,16 @@ type Metric struct {
 	Help   string
 }
 
-// Emit hands over one value while a Set is read. It needs as many label values
-// as the metric has labels.
+// Emit sends one value while a Set is read. It needs as many label values as the metric has labels.
 type Emit func(v Value, n float64, labels ...string)
 
-// Value is a metric that is read from the program when it is asked for.
+// Value is a metric whose value is read at each scrape.
 type Value struct {
 	desc *prometheus.Desc
 	kind prometheus.ValueType
 }
 
-// Set is the metrics of one program, all of whose names begin with one prefix.
-// Declare first, then register it; it is not to be changed afterwards.
+// Set is the metrics of one program. Their names share a prefix. Declare all metrics before registering it.
 type Set struct {
 	prefix     string
 	metrics    []Metric
@@ -115,10 +113,10 @@ func (s *Set) value(kind Kind, of prometheus.ValueType, name, help string, label
 	return v
 }
 
-// Read has f called at every scrape.
+// Read makes f be called at every scrape.
 func (s *Set) Read(f func(Emit)) { s.read = append(s.read, f) }
 
-// Metrics lists what was declared, by name.
+// Metrics lists the declared metrics, by name.
 func (s *Set) Metrics() []Metric {
 	return slices.SortedFunc(slices.Values(s.metrics), func(a, b Metric) int { return cmp.Compare(a.Name, b.Name) })
 }

@@ -26,37 +26,37 @@ import (
 	"google.golang.org/grpc"
 )
 
-// TraceConfig says where spans go.
+// TraceConfig configures the export of spans.
 type TraceConfig struct {
 	// Endpoint is the OTLP/HTTP receiver: host:port, or a URL. Empty: no traces.
 	Endpoint string
-	// Insecure speaks plain HTTP to an endpoint without a scheme.
+	// Insecure uses plain HTTP for an endpoint without a scheme.
 	Insecure bool
-	// Service, Version and Instance name the program in every span.
+	// Service, Version and Instance identify the program in every span.
 	Service, Version, Instance string
-	// Log hears of spans that could not be sent, at most once a minute.
+	// Log gets a line, at most once a minute, if spans cannot be sent.
 	Log *slog.Logger
 }
 
-// Traces makes spans and carries their context from process to process, as W3C
-// trace context. A nil Traces is off: it adds nothing to any call.
+// Traces makes spans and passes their context between processes as W3C trace context. A nil Traces is off
+// and adds nothing to any call.
 type Traces struct {
 	provider *sdktrace.TracerProvider
 	carrier  propagation.TextMapPropagator
 }
 
 const (
-	// exportLimit bounds one attempt to send, batchEvery what waits for company,
-	// queueLimit what waits for the receiver: more is dropped.
+	// exportLimit bounds one attempt to send, batchEvery the time for which a span waits for a batch,
+	// queueLimit the spans that wait for the receiver; further spans are dropped.
 	exportLimit = 5 * time.Second
 	batchEvery  = time.Second
 	queueLimit  = 4096
-	// complainEvery is how often a receiver that does not answer is told of.
+	// complainEvery is the period of the warning that the receiver does not answer.
 	complainEvery = time.Minute
 )
 
-// StartTraces prepares the exporter; it sends nothing yet and does not fail if the
-// receiver is away. It returns nil without an endpoint.
+// StartTraces prepares the exporter. It sends nothing yet and does not fail if the receiver does not
+// answer. It returns nil without an endpoint.
 func StartTraces(ctx context.Context, cfg TraceConfig) (*Traces, error) {
 	if cfg.Endpoint == "" {
 		return nil, nil
@@ -114,16 +114,15 @@ func (c TraceConfig) exporter() ([]otlptracehttp.Option, error) {
 	return append(opts, otlptracehttp.WithEndpointURL(u.String())), nil
 }
 
-// roots decides which spans begin a trace. Others follow their parent, wherever
-// that was made: a span is kept because somebody asked for something, not because
-// a program talks to itself.
+// roots decides which spans start a trace: those of incoming requests, not those of a program's own loops.
+// Other spans follow their parent, also across processes.
 type roots struct{}
 
 // ShouldSample implements sdktrace.Sampler.
 func (roots) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
 	d := sdktrace.RecordAndSample
 	switch {
-	case p.Kind == trace.SpanKindClient: // of a loop, for nobody
+	case p.Kind == trace.SpanKindClient: // a call of a loop, without a request
 		d = sdktrace.Drop
 	case p.Kind == trace.SpanKindServer:
 		for _, often := range [...]string{"/Heartbeat", "/RegisterNode", "grpc.health.v1.Health/", "grpc.reflection.", "/ClusterKey", "/Status"} {
@@ -136,9 +135,9 @@ func (roots) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult
 }
 
 // Description implements sdktrace.Sampler.
-func (roots) Description() string { return "what somebody asked for" }
+func (roots) Description() string { return "requests from outside" }
 
-// complaining tells its logger of failures, seldom, and nobody else.
+// complaining logs failures of the exporter, seldom.
 type complaining struct {
 	sdktrace.SpanExporter
 	log      *slog.Logger
@@ -146,11 +145,11 @@ type complaining struct {
 
 	mu     sync.Mutex
 	told   time.Time
-	silent int // spans lost since then
+	silent int // spans lost since the last warning
 }
 
-// ExportSpans implements sdktrace.SpanExporter. It returns no error: the library
-// would tell its own, global handler.
+// ExportSpans implements sdktrace.SpanExporter. It returns no error: the library would pass it to its
+// global handler.
 func (c *complaining) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
 	err := c.SpanExporter.ExportSpans(ctx, spans)
 	if err == nil {
@@ -166,10 +165,10 @@ func (c *complaining) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnly
 	return nil
 }
 
-// On reports whether spans are made at all.
+// On reports whether spans are made.
 func (t *Traces) On() bool { return t != nil }
 
-// Tracer makes spans of one part.
+// Tracer returns the tracer of one part of the program.
 func (t *Traces) Tracer(part string) trace.Tracer {
 	if t == nil {
 		return noop.NewTracerProvider().Tracer(part)
@@ -182,7 +181,7 @@ func (t *Traces) grpc() []otelgrpc.Option {
 		otelgrpc.WithMeterProvider(metricnoop.NewMeterProvider())}
 }
 
-// ServerOptions follow calls that are answered; none when off.
+// ServerOptions trace incoming calls; none if traces are off.
 func (t *Traces) ServerOptions() []grpc.ServerOption {
 	if t == nil {
 		return nil
@@ -190,7 +189,7 @@ func (t *Traces) ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{grpc.StatsHandler(otelgrpc.NewServerHandler(t.grpc()...))}
 }
 
-// DialOptions follow calls that are made; none when off.
+// DialOptions trace outgoing calls; none if traces are off.
 func (t *Traces) DialOptions() []grpc.DialOption {
 	if t == nil {
 		return nil
@@ -198,19 +197,19 @@ func (t *Traces) DialOptions() []grpc.DialOption {
 	return []grpc.DialOption{grpc.WithStatsHandler(otelgrpc.NewClientHandler(t.grpc()...))}
 }
 
-// Handler follows HTTP requests; it is next itself when off.
+// Handler traces HTTP requests. It returns next if traces are off.
 func (t *Traces) Handler(name string, next http.Handler) http.Handler {
 	if t == nil {
 		return next
 	}
 	return otelhttp.NewHandler(next, name, otelhttp.WithTracerProvider(t.provider), otelhttp.WithPropagators(t.carrier),
 		otelhttp.WithMeterProvider(metricnoop.NewMeterProvider()),
-		// The span has no route yet when roots judges it.
+		// The span has no route yet when the sampler decides about it.
 		otelhttp.WithFilter(func(r *http.Request) bool {
 			return r.URL.Path != "/metrics" && r.URL.Path != "/health" && r.URL.Path != "/ready"
 		}),
 		otelhttp.WithSpanNameFormatter(func(_ string, r *http.Request) string {
-			// The path is the caller's to choose; the route is ours.
+			// Name the span by its route: callers choose the path.
 			if r.Pattern != "" {
 				return r.Pattern
 			}
@@ -218,7 +217,7 @@ func (t *Traces) Handler(name string, next http.Handler) http.Handler {
 		}))
 }
 
-// Close sends what waits, for as long as ctx allows.
+// Close sends the waiting spans until ctx ends.
 func (t *Traces) Close(ctx context.Context) error {
 	if t == nil {
 		return nil

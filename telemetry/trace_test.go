@@ -64,7 +64,7 @@ func TestEndpoints(t *testing.T) {
 	}
 }
 
-// A trace begins where somebody asks for something, and nowhere else.
+// A trace starts at an incoming request, and nowhere else.
 func TestRoots(t *testing.T) {
 	parent := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{1}, TraceFlags: trace.FlagsSampled, Remote: true})
 	for _, c := range []struct {
@@ -101,7 +101,7 @@ func TestRoots(t *testing.T) {
 	}
 }
 
-// Whoever looks whether a program lives asks for nothing.
+// Health checks and scrapes are no traces.
 func TestLooksAreNoTraces(t *testing.T) {
 	memory := tracetest.NewInMemoryExporter()
 	traces := newTraces(memory, resource.Empty())
@@ -127,7 +127,7 @@ func (broken) ExportSpans(context.Context, []sdktrace.ReadOnlySpan) error {
 }
 func (broken) Shutdown(context.Context) error { return nil }
 
-// A receiver that is away is told of once, by the logger, and is no error.
+// A receiver that does not answer is logged once, and is no error.
 func TestComplainsSeldom(t *testing.T) {
 	var out bytes.Buffer
 	c := &complaining{SpanExporter: broken{}, log: slog.New(slog.NewJSONHandler(&out, nil)), endpoint: "collector:4318"}

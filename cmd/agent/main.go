@@ -40,7 +40,7 @@ func run(ctx context.Context) error {
 	return agentd.Run(ctx, cfg, version, log)
 }
 
-// files are where legacy v1 agents look for their settings (contract/env.md).
+// files are the places where legacy v1 agents look for their settings (contract/env.md).
 func files() []string {
 	const name = "agent_config.yaml"
 	out := []string{filepath.Join("/etc/persys", name)}

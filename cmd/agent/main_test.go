@@ -12,8 +12,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// A node that is set up by the legacy v1 agent's file alone (contract/env.md, PERSYS_CONFIG_FILE)
-// would else come up under another name and with other schedulers.
+// A node may be set up by the file of a legacy v1 agent alone (contract/env.md, PERSYS_CONFIG_FILE).
+// Without that file it would get another name and other schedulers.
 func TestSettingsOfExistingAgents(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)
@@ -32,7 +32,7 @@ func TestSettingsOfExistingAgents(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("PERSYS_CONFIG_FILE", "")
-	t.Setenv("PERSYS_GRPC_ADDR", "nowhere") // ends the agent when nothing else does
+	t.Setenv("PERSYS_GRPC_ADDR", "nowhere") // ends the agent if nothing else does
 	defer func(args []string) { os.Args = args }(os.Args)
 	os.Args = []string{"persys-agent"}
 	if err := run(context.Background()); err == nil || !strings.Contains(err.Error(), "agent_config.yaml") || !strings.Contains(err.Error(), "nonsense") {

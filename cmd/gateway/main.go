@@ -1,4 +1,4 @@
-// Command gateway is the HTTP face of one or more clusters.
+// Command gateway serves the REST API and the web console of one or more clusters.
 package main
 
 import (

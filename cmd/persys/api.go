@@ -21,7 +21,7 @@ func apiCommand() *cobra.Command {
 	}
 }
 
-// The part of OpenAPI 2 that the generator of the gateway writes.
+// The part of OpenAPI 2 that the gateway's generator writes.
 type (
 	apiDocument struct {
 		Info struct {
@@ -133,7 +133,7 @@ func apiTable(b *strings.Builder, first string, rows [][3]string) {
 	}
 }
 
-// kind is a type in a few words, a message as a link to it.
+// kind names a type; a message is a link to its section.
 func (t apiType) kind() string {
 	switch {
 	case t.Ref != "":

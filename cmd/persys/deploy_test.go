@@ -22,7 +22,7 @@ var (
 	grouping   = regexp.MustCompile(`\bby \(([^)]*)\)`)
 )
 
-// uses are the expressions of rules and boards, by where they stand.
+// uses are the expressions of rules and dashboards, by their place.
 func uses(t *testing.T) map[string][]string {
 	t.Helper()
 	out := map[string][]string{}
@@ -69,8 +69,8 @@ func uses(t *testing.T) map[string][]string {
 	return out
 }
 
-// A board or an alert over a metric that nobody exports stays empty and silent
-// for ever: every name, and every label that it is asked by, is one of ours.
+// A dashboard or alert with an unknown metric stays empty and silent: every metric and label in them must
+// be exported.
 func TestBoardsAndAlertsUseWhatIsExported(t *testing.T) {
 	have := map[string]telemetry.Metric{}
 	for _, p := range exported() {
@@ -111,7 +111,7 @@ func TestBoardsAndAlertsUseWhatIsExported(t *testing.T) {
 	}
 }
 
-// Each alert is provoked at least once.
+// Each alert fires in at least one test.
 func TestEveryAlertIsProvoked(t *testing.T) {
 	rules, err := os.ReadFile(filepath.Join(rulesDir, "persys.rules.yml"))
 	if err != nil {
@@ -132,7 +132,7 @@ func TestEveryAlertIsProvoked(t *testing.T) {
 	}
 }
 
-// The rules are valid and fire when they should, as Prometheus itself sees them.
+// The rules are valid and fire when they should, according to Prometheus itself.
 func TestRulesByPromtool(t *testing.T) {
 	testbed.Program(t, "promtool")
 	for _, args := range [][]string{

@@ -129,7 +129,7 @@ func runDev(ctx context.Context, opt options) (err error) {
 	return nil
 }
 
-// agentConfig is what an agent has that is told nothing, on free ports and below dir.
+// agentConfig is the default configuration of an agent, on free ports and below dir.
 func agentConfig(dir string, schedulers []string) (cfg agentd.Config, err error) {
 	if err := config.Defaults(&cfg); err != nil {
 		return cfg, err
@@ -137,9 +137,9 @@ func agentConfig(dir string, schedulers []string) (cfg agentd.Config, err error)
 	cfg.Insecure, cfg.Schedulers = true, schedulers
 	cfg.NodeID, cfg.StatePath = "dev-1", filepath.Join(dir, "agent", "state.db")
 	cfg.GRPCPort, cfg.MetricsPort = 0, 0
-	cfg.DockerHost = "" // that of the environment, as dockerAnswers looks
-	cfg.VM = false      // its disks would stay behind
-	cfg.Guard = "off"   // the machine is one, and this is one process
+	cfg.DockerHost = "" // from the environment, as in dockerAnswers
+	cfg.VM = false      // its disks would stay after the end
+	cfg.Guard = "off"   // one machine and one process need no guard
 	return cfg, nil
 }
 
@@ -176,7 +176,7 @@ func startReplicas(ctx context.Context, g *errgroup.Group, dir string, port int,
 	return out, nil
 }
 
-// dockerAnswers reports whether a Docker engine can be reached as the agent would.
+// dockerAnswers reports whether a Docker engine answers at the address that the agent would use.
 func dockerAnswers(ctx context.Context) bool {
 	cli, err := client.New(client.FromEnv)
 	if err != nil {

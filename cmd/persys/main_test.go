@@ -2,7 +2,7 @@ package main
 
 import "testing"
 
-// What a laptop's agent runs is what any agent runs that was told nothing.
+// The agent of `persys dev` runs the same kinds of workloads as an agent with default settings.
 func TestAgentOfDevRunsStacks(t *testing.T) {
 	cfg, err := agentConfig(t.TempDir(), []string{"127.0.0.1:1"})
 	if err != nil {

@@ -59,8 +59,8 @@ func TestAPIReferenceIsCurrent(t *testing.T) {
 	}
 }
 
-// The names, types and labels that existing boards query: every row of the
-// contract's tables is exported as it stands there.
+// Every metric in the tables of the contract is exported with its name, type and labels, because existing
+// dashboards query them.
 func TestContractMetricsAreExported(t *testing.T) {
 	page, err := os.ReadFile("../../docs/contract/semantics.md")
 	if err != nil {

@@ -20,7 +20,8 @@ import (
 	"github.com/persys/compute/rpc/enrol"
 )
 
-// Config is what an operator may set (contract/env.md, "Agent"; RULES).
+// Config is the settings of an agent (contract/env.md, "Agent"). The usage text of a field says what it
+// means.
 type Config struct {
 	Standalone bool `flag:"standalone" yaml:"standalone" env:"PERSYS_STANDALONE" default:"false" usage:"run without schedulers"`
 	Insecure   bool `flag:"insecure" yaml:"insecure" env:"PERSYS_INSECURE" default:"false" usage:"plaintext both ways; binds to loopback"`
@@ -114,19 +115,19 @@ type Config struct {
 	LogFormat string `env:"LOG_FORMAT" flag:"log-format" yaml:"log_format" oneof:"text,json" default:"text" usage:"text or json"`
 }
 
-// DefaultScheduler is where an agent looks that was told nothing.
+// DefaultScheduler is dialled if no scheduler is set.
 const DefaultScheduler = "127.0.0.1:8085"
 
-// DefaultCert is where a certificate is looked for that nobody names.
+// DefaultCert is the default of PERSYS_TLS_CERT.
 const DefaultCert = "/etc/persys/certs/agent.crt"
 
-// kept is where an identity is that this agent got for a join token.
+// identityStore holds the identity that this agent got for a join token.
 func (c *Config) identityStore() pki.IdentityStore {
 	return pki.IdentityStore{Dir: c.StatePath + ".tls"}
 }
 
-// identity gets an identity for a join token, or takes the one that it got at an
-// earlier start; false means that the PERSYS_TLS_* files are used.
+// identity gets an identity for a join token, or uses the one of an earlier start. False means that the
+// PERSYS_TLS_* files are used.
 func (c *Config) identity(ctx context.Context, node string, log *slog.Logger) (bool, error) {
 	identityStore := c.identityStore()
 	hosts := c.hosts()
@@ -156,7 +157,7 @@ func (c *Config) identity(ctx context.Context, node string, log *slog.Logger) (b
 	return true, nil
 }
 
-// hosts are the names that schedulers may dial this agent by.
+// hosts returns the names under which schedulers may dial this agent.
 func (c *Config) hosts() []string {
 	advertised, _, err := net.SplitHostPort(c.Endpoint)
 	if err != nil {
@@ -165,7 +166,7 @@ func (c *Config) hosts() []string {
 	return enrol.Hosts(c.GRPCAddr, advertised)
 }
 
-// begin completes the settings, and says which node this is and which version it reports.
+// begin completes the settings and returns the name of this node and the version that it reports.
 func (c *Config) begin(version string) (node, reports string, err error) {
 	if err := c.complete(); err != nil {
 		return "", "", err
@@ -198,7 +199,7 @@ func (c *Config) complete() error {
 		c.GuardDir = c.StatePath + ".guard"
 	}
 	if c.Standalone {
-		c.Guard = "off" // there is no lease
+		c.Guard = "off" // without schedulers there is no lease
 	}
 	if c.CredsFile == "" {
 		c.CredsFile = filepath.Join(filepath.Dir(c.StatePath), "credentials.yaml")
@@ -242,7 +243,7 @@ func (c *Config) complete() error {
 	return nil
 }
 
-// gc is how the agent cleans up after itself.
+// gc returns the settings of garbage collection.
 func (c *Config) gc() agent.GC {
 	out := agent.GC{Orphans: c.GCOrphans, FailedAfter: c.GCFailedAge, VolumesAfter: c.GCVolumeAge, ImageBudget: int64(c.GCImageBudget) << 30}
 	if c.GC {
@@ -251,7 +252,7 @@ func (c *Config) gc() agent.GC {
 	return out
 }
 
-// storage of managed volumes.
+// storage returns the settings of managed volumes.
 func (c *Config) storage() volume.Config {
 	out := volume.Config{
 		Pools: []volume.PoolConfig{{Name: volume.DefaultPool, Path: c.LocalRoot}},

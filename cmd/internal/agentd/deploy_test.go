@@ -13,7 +13,7 @@ import (
 	"github.com/persys/compute/config"
 )
 
-// daemonSet is what of the manifest has to agree with the program.
+// daemonSet is the part of the manifest that must agree with the program.
 type daemonSet struct {
 	Kind string
 	Spec struct {
@@ -52,8 +52,8 @@ type daemonSet struct {
 	}
 }
 
-// The manifest is read as the program would read what it sets: names that exist, values that it takes,
-// the ports that it then listens on, and the image that this repository builds.
+// The manifest sets variables that exist to valid values, exposes the ports that the program listens on,
+// and runs the image that this repository builds.
 func TestDaemonSetFitsTheProgram(t *testing.T) {
 	raw, err := os.ReadFile("../../../deploy/kubernetes/persys-agent.yaml")
 	if err != nil {
@@ -142,9 +142,9 @@ func TestDaemonSetFitsTheProgram(t *testing.T) {
 	}
 }
 
-// What is named here puts a service into a mount namespace of its own (systemd.exec, PrivateMounts=): an
-// engine would not see the volumes that the agent mounts. And systemd sets HOME, below which Docker's
-// configuration is, where there is a User only.
+// These directives give a service its own mount namespace (systemd.exec, PrivateMounts=): an engine would
+// not see the volumes that the agent mounts. And systemd sets HOME, where Docker's configuration is, only
+// together with User.
 func TestUnitIsAsTheMachineIs(t *testing.T) {
 	raw, err := os.ReadFile("../../../deploy/systemd/persys-agent.service")
 	if err != nil {
@@ -159,8 +159,8 @@ func TestUnitIsAsTheMachineIs(t *testing.T) {
 	}
 }
 
-// Whoever removes the agent, or takes the build with virtual machines in its place, leaves exclusive workloads
-// behind: the guard has to be there when their lease ends.
+// Removing the agent, or replacing it by the build with virtual machines, leaves exclusive workloads
+// running: the guard must still run when their lease ends.
 func TestRemovalLeavesTheGuard(t *testing.T) {
 	raw, err := os.ReadFile("../../../deploy/packages/prerm-agent")
 	if err != nil {

@@ -24,7 +24,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// engine is the real Docker engine, with the probe as an image.
+// engine is the real Docker engine, with the probe program as an image.
 type engine struct {
 	*mobytest.Engine
 	cli   *client.Client
@@ -37,7 +37,7 @@ var shared = mobytest.Shared{Name: "agentd"}
 
 func TestMain(m *testing.M) { shared.Main(m, nil) }
 
-// machine is one node without schedulers: the file, the engine and, while it runs, the agent.
+// machine is one node without schedulers: the state file, the engine and, while it runs, the agent.
 type machine struct {
 	*testing.T
 	*engine
@@ -73,7 +73,7 @@ func newMachine(t *testing.T, change ...func(*Config)) *machine {
 	return m
 }
 
-// sweep removes what a failed test left on the engine and mounted.
+// sweep removes the containers and mounts that a failed test left.
 func (m *machine) sweep() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -93,7 +93,7 @@ func (m *machine) sweep() {
 	}
 }
 
-// id of a workload: runs share the engine.
+// id returns the id of a workload; test runs share the engine.
 func (m *machine) id(name string) string { return "t" + m.run + "-" + name }
 
 func (m *machine) start() {
@@ -156,7 +156,7 @@ func (m *machine) delete(name string) {
 	testbed.Until(m, name+" is gone", func() bool { return m.status(name) == nil })
 }
 
-// containers of a workload, by label.
+// containers returns the containers of a workload, by label.
 func (m *machine) containers(name string) []string {
 	m.Helper()
 	all, err := m.cli.ContainerList(m.Context(), client.ContainerListOptions{All: true, Filters: make(client.Filters).Add("label", driver.LabelWorkload+"="+m.id(name))})
@@ -170,7 +170,7 @@ func (m *machine) containers(name string) []string {
 	return out
 }
 
-// ask the probe in a workload's container something; it is patient while the probe starts.
+// ask asks the probe in a workload's container, and waits while the probe starts.
 func (m *machine) ask(name, path, file string) string {
 	m.Helper()
 	text := ""
@@ -179,7 +179,7 @@ func (m *machine) ask(name, path, file string) string {
 		defer cancel()
 		st := m.running(name)
 		if len(st.Ports) == 0 {
-			return false // started since the last look
+			return false // started since the last check
 		}
 		at := fmt.Sprintf("http://127.0.0.1:%d%s?path=%s", st.Ports[0].HostPort, path, url.QueryEscape(file))
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
@@ -206,14 +206,14 @@ func (m *machine) container(volumes ...*agentv1.ManagedVolumeSpec) *agentv1.Work
 	}}}
 }
 
-// The engine shows a container whose start failed as created, with an error. That is no end of it, which its
-// restart policy would leave alone.
+// The engine shows a container whose start failed as created, with an error. The agent must start it again,
+// whatever its restart policy.
 func TestAStartThatFailedIsTriedAgain(t *testing.T) {
 	m := newMachine(t)
 	m.start()
 	spec := m.container()
 	spec.GetContainer().RestartPolicy.Policy = "no"
-	spec.GetContainer().Volumes = []*agentv1.VolumeMount{{HostPath: t.TempDir(), ContainerPath: "/proc/none"}} // refused at the start
+	spec.GetContainer().Volumes = []*agentv1.VolumeMount{{HostPath: t.TempDir(), ContainerPath: "/proc/none"}} // the engine refuses the start
 	m.apply("web", spec)
 	testbed.Until(m, "a third start", func() bool { return m.status("web").GetMetadata()["retry_attempts"] == "3" })
 }

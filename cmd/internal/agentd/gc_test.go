@@ -27,7 +27,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// make puts a container on the engine that the agent did not order.
+// make creates a container that the agent did not order.
 func (m *machine) make(called string, labels map[string]string) string {
 	m.Helper()
 	res, err := m.cli.ContainerCreate(m.Context(), client.ContainerCreateOptions{
@@ -65,7 +65,7 @@ func (m *machine) collect(dry, orphans bool) map[string]*agentv1.Garbage {
 	return out
 }
 
-// On the real engine: what is garbage is found dry, removed, and nothing else is touched.
+// On the real engine: a dry run finds the garbage, a run removes it, and everything else stays.
 func TestGarbageOnTheEngine(t *testing.T) {
 	m := newMachine(t)
 	m.start()
@@ -134,7 +134,7 @@ func (m *machine) remove(id string) {
 	_, _ = m.cli.ContainerRemove(ctx, id, client.ContainerRemoveOptions{Force: true})
 }
 
-// privateRegistry wants a password.
+// privateRegistry starts a registry with a password.
 func (m *machine) privateRegistry(password *string) (host string) {
 	inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -151,7 +151,7 @@ func (m *machine) privateRegistry(password *string) (host string) {
 	return strings.TrimPrefix(srv.URL, "http://")
 }
 
-// push makes an image in a registry that is no other's, with an anonymous volume.
+// push creates an image in a registry of its own, with an anonymous volume.
 func (m *machine) push(host, ref string) string {
 	m.Helper()
 	tag, err := name.NewTag(host + "/" + ref)
@@ -186,7 +186,7 @@ func (m *machine) push(host, ref string) string {
 	return tag.Name()
 }
 
-// inspect is the only container of a workload: its image's id, and the names of its volumes.
+// inspect returns the image id of a workload's only container, and the names of its volumes.
 func (m *machine) inspect(workload string) (image string, volumes []string) {
 	m.Helper()
 	all := m.containers(workload)
@@ -203,8 +203,8 @@ func (m *machine) inspect(workload string) (image string, volumes []string) {
 	return res.Container.Image, volumes
 }
 
-// An image under a floating name that was renewed: the one that lost the name goes first when it is past the
-// budget, unless somebody has named it. The volumes that images ask for go with their containers.
+// The tag of an image moved to a newer image. The untagged image is removed first once the budget is
+// exceeded, unless a person tagged it. Anonymous volumes of images are removed with their containers.
 func TestRenewedImages(t *testing.T) {
 	none := ""
 	m := newMachine(t)
@@ -216,7 +216,7 @@ func TestRenewedImages(t *testing.T) {
 	}
 	ref, other := m.push(host, "app:latest"), m.push(host, "other:v1")
 	m.start()
-	m.apply("other", of(other, "")) // pulled before the one that loses its name
+	m.apply("other", of(other, "")) // pulled before the image that loses its tag
 	m.running("other")
 	m.delete("other")
 	m.apply("app", of(ref, "1"))
@@ -244,7 +244,7 @@ func TestRenewedImages(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.stop()
-	m.gc.ImageBudget = res.Size + 4096 // one of them
+	m.gc.ImageBudget = res.Size + 4096 // room for one of them
 	m.start()
 	if found := m.collect(true, false); len(found) != 0 {
 		t.Errorf("found %v: one is in use, one has a person's name, and one is within the budget", found)
@@ -266,8 +266,8 @@ func TestRenewedImages(t *testing.T) {
 	}
 }
 
-// An agent that lost its file orders nothing of what it ran: a stack with its network and volume, and a
-// container that has ended, are left alone until a person asks, and then nothing of them stays.
+// An agent that lost its state file does not know what it ran. A stack with its network and volume, and an
+// exited container, stay until a person asks for their removal; then nothing of them stays.
 func TestOrphansOnTheEngine(t *testing.T) {
 	m := newMachine(t)
 	m.start()
@@ -337,8 +337,8 @@ func (m *machine) exited(id string) bool {
 	return err == nil && res.Container.State.Status == container.StateExited
 }
 
-// An image that the agent pulled, with credentials of the machine's own file, goes when it is unused and
-// past the budget; one that was there before stays. The password is nowhere to be seen.
+// An image that the agent pulled, with credentials from a file of the machine, is removed when it is unused
+// and over the budget. An image that existed before stays. The password appears nowhere.
 func TestImagesPastTheBudgetAndCredentials(t *testing.T) {
 	const canary = "c4nary-registry-password"
 	password := ""
@@ -359,10 +359,10 @@ func TestImagesPastTheBudgetAndCredentials(t *testing.T) {
 	if err := os.WriteFile(m.cfg.CredsFile, []byte("registries:\n  \""+host+"\": {username: robot, password: "+canary+"}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	m.apply("app", spec) // the credentials are mended on the machine, and the order is given again
+	m.apply("app", spec) // the credentials are corrected on the machine, and the order is repeated
 	testbed.Until(m, "the container", func() bool { return len(m.containers("app")) == 1 })
 
-	// The other one is pulled by a person, then used by a workload.
+	// A person pulls the other image; then a workload uses it.
 	auth := client.ImagePullOptions{RegistryAuth: "eyJ1c2VybmFtZSI6InJvYm90IiwicGFzc3dvcmQiOiJjNG5hcnktcmVnaXN0cnktcGFzc3dvcmQifQ=="}
 	res, err := m.cli.ImagePull(t.Context(), before, auth)
 	if err != nil {

@@ -21,14 +21,14 @@ import (
 	"github.com/persys/compute/agent/fencer"
 )
 
-// GuardCommand is the word after the program's name that makes it a guard. UntilIdle, after it,
-// lets it end when it is not needed any more: for guards that an agent or a guard starts.
+// GuardCommand as the first argument makes this program a guard. UntilIdle after it ends the guard when it
+// is no longer needed; agents and guards start guards with it.
 const (
 	GuardCommand = "guard"
 	UntilIdle    = "--until-idle"
 )
 
-// guardFor is the agent's way to its guards, nil when there are to be none.
+// guardFor returns the agent's connection to its guards; nil if there are none.
 func (c *Config) guardFor(version string, log *slog.Logger) (agent.Fencer, error) {
 	if c.Guard == "off" {
 		return nil, nil
@@ -41,7 +41,7 @@ func (c *Config) guardFor(version string, log *slog.Logger) (agent.Fencer, error
 		client.Start = func() error {
 			p, err := startGuard(true)
 			if err == nil {
-				go func() { _, _ = p.Wait() }() // it outlives us; until then it is not to be a zombie
+				go func() { _, _ = p.Wait() }() // it outlives this process; until then reap it
 			}
 			return err
 		}
@@ -49,8 +49,8 @@ func (c *Config) guardFor(version string, log *slog.Logger) (agent.Fencer, error
 	return client, nil
 }
 
-// startGuard starts this program as a guard with the settings of this process, in a session of its
-// own: what ends the agent does not end it.
+// startGuard starts this program as a guard, with the settings of this process, in a session of its own, so
+// that a signal to the agent does not end it.
 func startGuard(untilIdle bool) (*os.Process, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -60,7 +60,7 @@ func startGuard(untilIdle bool) (*os.Process, error) {
 	if untilIdle {
 		args = append(args, UntilIdle)
 	}
-	// A guard joins nothing: a token is not shown once more.
+	// A guard does not join, so it gets no token.
 	rest := os.Args[1:]
 	for i := 0; i < len(rest); i++ {
 		switch name, _, one := strings.Cut(strings.TrimLeft(rest[i], "-"), "="); {
@@ -75,7 +75,7 @@ func startGuard(untilIdle bool) (*os.Process, error) {
 	cmd := exec.Command(self, args...)
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool {
 		name, _, _ := strings.Cut(v, "=")
-		// Nor does it answer for whom a supervisor watches.
+		// And it must not answer for the process that a supervisor watches.
 		return slices.Contains([]string{"PERSYS_JOIN", "PERSYS_JOIN_FILE", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"}, name)
 	})
 	cmd.Stderr = os.Stderr
@@ -86,7 +86,7 @@ func startGuard(untilIdle bool) (*os.Process, error) {
 	return cmd.Process, nil
 }
 
-// ErrGuardOff says that nobody wants a guard: a supervisor need not try again.
+// ErrGuardOff means that PERSYS_GUARD asks for no guard: a supervisor must not restart it.
 var ErrGuardOff error = guardOff{}
 
 type guardOff struct{}
@@ -96,10 +96,10 @@ func (guardOff) Error() string { return "PERSYS_GUARD is off: there is nothing t
 // ExitCode is EX_CONFIG of sysexits.h (persys-guard.service knows it).
 func (guardOff) ExitCode() int { return 78 }
 
-// supervised is how a guard tells the supervisor that started it (systemd; sd_notify(3)) that it is
-// there, and afterwards at least three times in WATCHDOG_USEC that it is not stuck. A supervisor that
-// hears nothing kills it and starts another: a guard that was paused or killed together with its agent
-// and its second comes back that way. beat is nil where nobody listens.
+// supervised tells the supervisor (systemd; sd_notify(3)) that the guard is ready, and afterwards at least
+// three times per WATCHDOG_USEC that it is alive. A supervisor that hears nothing kills it and starts
+// another one. So a guard comes back that was paused or killed together with its agent and its second
+// guard. beat is nil if no supervisor listens.
 func supervised(env func(string) string, pid int) (beat, done func(), err error) {
 	done = func() {}
 	path := env("NOTIFY_SOCKET")
@@ -114,7 +114,7 @@ func supervised(env func(string) string, pid int) (beat, done func(), err error)
 		}
 		every = time.Duration(micros) * time.Microsecond / 3
 	}
-	// A name that begins with @ is in the kernel's own name space, as Go writes it too.
+	// A name that begins with @ is an abstract socket, in Go too.
 	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: path, Net: "unixgram"})
 	if err != nil {
 		return nil, done, fmt.Errorf("NOTIFY_SOCKET %q: %w", path, err)
@@ -131,11 +131,11 @@ func supervised(env func(string) string, pid int) (beat, done func(), err error)
 			last = now
 		}
 		_ = conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
-		_, _ = conn.Write([]byte(word)) // a supervisor that has no room for it hears the next one
+		_, _ = conn.Write([]byte(word)) // if the supervisor's buffer is full, it gets the next message
 	}, func() { conn.Close() }, nil
 }
 
-// stops are the kinds that a guard with these settings can stop.
+// stops returns the kinds of workloads that a guard with these settings can stop.
 func (c *Config) stops() []driver.Kind {
 	if c.Simulate != "" {
 		return []driver.Kind{driver.Container, driver.Compose, driver.VM}
@@ -147,15 +147,15 @@ func (c *Config) stops() []driver.Kind {
 	if c.Docker && c.Compose {
 		out = append(out, driver.Compose)
 	}
-	if c.VM && libvirt.Built { // libvirt itself may come later
+	if c.VM && libvirt.Built { // libvirt itself may be installed later
 		out = append(out, driver.VM)
 	}
 	return out
 }
 
-// RunGuard is `persys-agent guard`: it stops what is to be stopped when the lease ends.
+// RunGuard is `persys-agent guard`: it stops exclusive workloads when the lease ends.
 func RunGuard(ctx context.Context, cfg Config, version string, untilIdle bool, log *slog.Logger) error {
-	// It does next to nothing for months, and must never be in the way.
+	// A guard is idle for months: keep its memory small.
 	debug.SetGCPercent(20)
 	node, version, err := cfg.begin(version)
 	if err != nil {
@@ -175,7 +175,7 @@ func RunGuard(ctx context.Context, cfg Config, version string, untilIdle bool, l
 		Stops:  cfg.stops(),
 		Second: func() (*os.Process, error) { return startGuard(untilIdle) },
 		Runtime: &fencer.Drivers{New: func(cluster string) ([]driver.Driver, error) {
-			// Not once and for all: an agent that starts later may find a libvirt that was not there before.
+			// Asked each time: an agent that starts later may find a libvirt that did not exist before.
 			return drivers(&cfg, offersVMs(&cfg) == nil, log)(agent.Binding{
 				ClusterID: cluster, NodeID: node,
 				Owns:    func(driver.ID) bool { return false },

@@ -16,8 +16,7 @@ import (
 	"github.com/persys/compute/agent/driver/libvirt"
 )
 
-// TestSupervised: a guard says that it is ready, then that it is not stuck, and not more often than it
-// has to.
+// TestSupervised: a guard reports that it is ready, then that it is alive, and no more often than needed.
 func TestSupervised(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "notify")
 	l, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
@@ -68,7 +67,7 @@ func TestSupervised(t *testing.T) {
 			t.Fatalf("later it says %q", got)
 		}
 	}
-	// What is watched is another process: this one only says that it is ready.
+	// The watchdog is for another process: this one only reports that it is ready.
 	other, done2, err := supervised(env("WATCHDOG_USEC=3", "WATCHDOG_PID=8"), 7)
 	if err != nil {
 		t.Fatal(err)
@@ -97,7 +96,7 @@ func TestNoGuardWhereItIsOff(t *testing.T) {
 	}
 }
 
-// A guard says what its settings let it stop, so that nobody relies on it for more.
+// A guard reports which kinds it can stop, so that nothing relies on it for others.
 func TestWhatAGuardCanStop(t *testing.T) {
 	vms := []driver.Kind{}
 	if libvirt.Built {

@@ -11,7 +11,7 @@ import (
 	"github.com/persys/compute/config"
 )
 
-// Without TLS nobody else on the network is let in, unless somebody says so.
+// Without TLS an agent binds to loopback unless the bind address is set.
 func TestInsecureBindsToLoopback(t *testing.T) {
 	for _, tt := range []struct {
 		insecure   bool
@@ -27,13 +27,12 @@ func TestInsecureBindsToLoopback(t *testing.T) {
 	}
 }
 
-// An agent that everybody may order about says so, whichever setting made it one, and where
-// it listens.
+// An agent without TLS logs that, whichever setting turned TLS off, and its listen address.
 func TestPlaintextIsTold(t *testing.T) {
 	for _, tt := range []struct {
 		name          string
 		insecure, tls bool
-		told          string // where to listen
+		told          string // the listen address that is set
 		want          []string
 	}{
 		{name: "insecure", insecure: true, tls: true, want: []string{"-insecure", "bind=127.0.0.1"}},
@@ -50,8 +49,8 @@ func TestPlaintextIsTold(t *testing.T) {
 			cfg.NodeID, cfg.StatePath, cfg.Standalone = "n", filepath.Join(t.TempDir(), "state.db"), true
 			cfg.Insecure, cfg.TLSEnabled, cfg.GRPCAddr = tt.insecure, tt.tls, tt.told
 			cfg.GRPCPort, cfg.MetricsPort, cfg.DockerHost, cfg.VM = 0, 0, "", false
-			// What it listens with is told before a certificate is looked for, of which
-			// there is none here: without -insecure it ends there.
+			// The listen address is logged before the certificate is read. There is no certificate, so
+			// without -insecure the start ends there.
 			cfg.TLSCert = filepath.Join(t.TempDir(), "none.crt")
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel()

@@ -13,7 +13,7 @@ import (
 	"github.com/persys/compute/agent/driver/sim"
 )
 
-// Virtual machines are offered once there is a libvirt, and their driver is given once.
+// Virtual machines are offered once libvirt exists, and their driver is added once.
 func TestLibvirtThatComesLater(t *testing.T) {
 	engine, err := sim.NewEngine(sim.Options{Kind: driver.VM})
 	if err != nil {
@@ -43,7 +43,7 @@ func TestLibvirtThatComesLater(t *testing.T) {
 	}
 }
 
-// Whichever daemons libvirt runs as, the agent starts after what makes their sockets.
+// The agent's unit starts after the sockets of all libvirt daemons.
 func TestUnitComesAfterLibvirt(t *testing.T) {
 	raw, err := os.ReadFile("../../../deploy/systemd/persys-agent.service")
 	if err != nil {

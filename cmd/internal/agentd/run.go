@@ -1,6 +1,6 @@
-// Package agentd wires one agent: settings, drivers, the way to the schedulers,
-// the agent's API and its HTTP face. cmd/agent runs one; cmd/persys runs one
-// beside its schedulers.
+// Package agentd builds an agent from settings: drivers, the connection to the schedulers, the agent API
+// and the HTTP endpoints. cmd/agent runs one; `persys dev` runs one beside its schedulers. Package agent is
+// the part that can be embedded, with drivers of the embedder's choice.
 package agentd
 
 import (
@@ -40,8 +40,7 @@ import (
 	"github.com/persys/compute/telemetry"
 )
 
-// Run runs an agent until ctx ends. Workloads keep running. Errors name the
-// setting.
+// Run runs an agent until ctx ends. Workloads keep running. Errors name the setting.
 func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) error {
 	node, version, err := cfg.begin(version)
 	if err != nil {
@@ -50,7 +49,7 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 	switch {
 	case cfg.Insecure:
 		log.Warn("running with -insecure: plaintext, and every caller may do everything", "bind", cfg.GRPCAddr)
-	case !cfg.TLSEnabled: // existing set-ups have it, and are reached from other machines
+	case !cfg.TLSEnabled: // legacy v1 set-ups use it, and other machines connect to them
 		log.Warn("running with PERSYS_TLS_ENABLED=false: plaintext, and every caller may do everything", "bind", cfg.GRPCAddr)
 	}
 	if err := os.MkdirAll(filepath.Dir(cfg.StatePath), 0o700); err != nil {
@@ -77,7 +76,7 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 	if err != nil {
 		return err
 	}
-	defer lis.Close() // Run closes it too; twice does no harm
+	defer lis.Close() // Run closes it too, which does no harm
 	httpLis, err := setup.Listen("PERSYS_METRICS_PORT", cfg.GRPCAddr, cfg.MetricsPort)
 	if err != nil {
 		return err
@@ -172,7 +171,7 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 	return serve(ctx, a, httpLis, reg, log.With("node", node))
 }
 
-// alongside runs something until the function that it returns is called.
+// alongside runs a function until end is called.
 func alongside(ctx context.Context, run func(context.Context)) (end func()) {
 	ctx, stop := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -183,8 +182,8 @@ func alongside(ctx context.Context, run func(context.Context)) (end func()) {
 	}
 }
 
-// hint is an address on the schedulers' side of the network: a scheduler's, or
-// that of the DNS server that knows them. "" = not known before DNS was asked.
+// hint is an address in the schedulers' network: that of a scheduler, or of the DNS server that knows them.
+// "" = not known before DNS was asked.
 func hint(cfg *Config) string {
 	list := strings.Join(cfg.Schedulers, ",")
 	if list == "" {
@@ -192,7 +191,7 @@ func hint(cfg *Config) string {
 	}
 	t, err := dial.ParseTarget(list)
 	if err != nil {
-		return "" // dial says so
+		return "" // dial reports the error
 	}
 	return append(append(t.Addrs, t.DNS...), "")[0]
 }
@@ -214,7 +213,7 @@ func (c *Config) mapping() (pki.Mapping, error) {
 	return m, nil
 }
 
-// secure sets up mutual TLS for the agent's own API.
+// secure sets up mutual TLS for the agent API.
 func secure(acfg *agent.Config, cfg *Config, files *pki.Files) error {
 	if !cfg.TLSEnabled {
 		return nil
@@ -226,12 +225,12 @@ func secure(acfg *agent.Config, cfg *Config, files *pki.Files) error {
 	acfg.Authorize, acfg.Identify, acfg.Self = &mapping, files.Identify, files.Identity
 	tls := files.ServerConfig(pki.ServerOptions{NextProtos: []string{"h2"}})
 	acfg.ServerOptions = append(acfg.ServerOptions, grpc.Creds(dial.Credentials(files, tls)),
-		// With the certificates of the day, on both sides.
+		// Connections end regularly, so that both sides use their present certificates.
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: dial.ConnectionAge(pki.Life(files.Leaf()))}))
 	return nil
 }
 
-// schedulers prepares the connection to whichever scheduler answers.
+// schedulers prepares the connection to the schedulers.
 func schedulers(ctx context.Context, cfg *Config, files *pki.Files, log *slog.Logger) (*dial.Conn, error) {
 	opt := dial.Options{
 		Addrs:     cfg.Schedulers,
@@ -239,8 +238,8 @@ func schedulers(ctx context.Context, cfg *Config, files *pki.Files, log *slog.Lo
 		Insecure:  cfg.SchedulerInsecure,
 		UserAgent: "persys-agent",
 		CacheFile: cfg.StatePath + ".schedulers",
-		// A replica that hangs must be left well within a lease, which the next
-		// leader grants anew and which may be as short as three seconds.
+		// Leave a replica that hangs well before the lease ends, which the next leader grants again, and
+		// which may be as short as three seconds.
 		StallAfter:   time.Second,
 		ProbeTimeout: time.Second,
 		Log:          log,
@@ -273,7 +272,7 @@ func drivers(cfg *Config, vms bool, log *slog.Logger) agent.Factory {
 	}
 }
 
-// machineDriver makes that of virtual machines.
+// machineDriver makes the driver of virtual machines.
 func machineDriver(cfg *Config, b agent.Binding, log *slog.Logger) (driver.Driver, error) {
 	vm, err := libvirt.New(libvirt.Options{
 		URI: cfg.LibvirtURI, ClusterID: b.ClusterID, NodeID: b.NodeID, Content: b.Content,
@@ -286,15 +285,15 @@ func machineDriver(cfg *Config, b agent.Binding, log *slog.Logger) (driver.Drive
 	return vm, nil
 }
 
-// machines waits for a libvirt that comes after the agent: installed later, or started later.
+// machines waits for a libvirt that is installed or started after the agent.
 type machines struct {
-	offered func() error // nil: they can be
+	offered func() error // nil: virtual machines can be offered
 	open    func(agent.Binding) (driver.Driver, error)
-	away    error // why they are not offered; nil once they are
+	away    error // why virtual machines are not offered; nil once they are
 	log     *slog.Logger
 }
 
-// late is an agent.Config's.
+// late is the Late function of an agent.Config.
 func (m *machines) late(b agent.Binding) ([]driver.Driver, error) {
 	if m.away == nil || m.offered() != nil {
 		return nil, nil
@@ -308,9 +307,9 @@ func (m *machines) late(b agent.Binding) ([]driver.Driver, error) {
 	return []driver.Driver{vm}, nil
 }
 
-// offersVMs says why virtual machines are not offered; nil when they are. A daemon that is installed
-// and down is trouble, which the driver tells; one that was never there is no trouble of a machine
-// that has not been told to run virtual machines.
+// offersVMs returns the reason why virtual machines are not offered; nil if they are. If a daemon is
+// installed and down, the driver reports it. A machine where it was never installed has no error, unless
+// virtual machines were asked for.
 func offersVMs(cfg *Config) error {
 	switch {
 	case !cfg.VM:
@@ -322,18 +321,18 @@ func offersVMs(cfg *Config) error {
 		_, err := os.Stat(socket)
 		return err == nil
 	}
-	// libvirtd's, and that of the daemon that runs QEMU alone.
+	// The sockets of libvirtd, and of the daemon that runs QEMU alone.
 	sockets := []string{"/run/libvirt/libvirt-sock", "/run/libvirt/virtqemud-sock", "/var/run/libvirt/libvirt-sock"}
 	if libvirt.Built && cfg.LibvirtURI == defaultLibvirt && !slices.ContainsFunc(sockets, listens) {
 		return errors.New("no libvirt daemon listens at /run/libvirt/libvirt-sock or virtqemud-sock")
 	}
-	// Last: a library that is not there when it is first looked for is not found by this process any more.
+	// This check comes last: a process that did not find the library once never finds it.
 	return libvirt.Available()
 }
 
 const defaultLibvirt = "qemu:///system"
 
-// engineDrivers makes those of the Docker engine, or the simulated one.
+// engineDrivers makes the drivers of the Docker engine, or of the simulated one.
 func engineDrivers(cfg *Config, log *slog.Logger) agent.Factory {
 	creds := &store.Store{File: cfg.CredsFile, Docker: cfg.DockerConf}
 	return func(b agent.Binding) ([]driver.Driver, error) {
@@ -365,7 +364,7 @@ func engineDrivers(cfg *Config, log *slog.Logger) agent.Factory {
 	}
 }
 
-// simulated are engines that run nothing, one for every kind of workload.
+// simulated makes engines that run nothing, one for each kind of workload.
 func simulated(cfg *Config, b agent.Binding) ([]driver.Driver, error) {
 	var out []driver.Driver
 	for _, e := range []struct {
@@ -381,7 +380,7 @@ func simulated(cfg *Config, b agent.Binding) ([]driver.Driver, error) {
 	return out, nil
 }
 
-// serve runs the agent and its HTTP face until ctx ends.
+// serve runs the agent and its HTTP endpoints until ctx ends.
 func serve(ctx context.Context, a *agent.Agent, lis net.Listener, reg *prometheus.Registry, log *slog.Logger) error {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{MaxRequestsInFlight: 4, Timeout: 10 * time.Second}))

@@ -17,9 +17,9 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// existing lays a machine out as a legacy v1 agent left it (contract/state-etcd.md, "Agent local store";
+// existing is a machine as a legacy v1 agent left it (contract/state-etcd.md, "Agent local store";
 // contract/semantics.md, section 12): one container with a managed volume, one stack, one stopped
-// container, and the file with its four buckets.
+// container, and the state file with its four buckets.
 type existing struct {
 	containers map[string]string // name → engine id
 	started    map[string]string
@@ -117,8 +117,8 @@ func (m *machine) startedAt(id string) string {
 	return res.Container.State.StartedAt
 }
 
-// The agent takes over a node in place: nothing restarts, ids, revisions and times are kept, what was
-// stopped stays stopped, and from then on the workloads and the volume are its own.
+// The agent takes over a node in place: nothing restarts; ids, revisions and times stay; a stopped workload
+// stays stopped. From then on the workloads and the volume are its own.
 func TestTakeover(t *testing.T) {
 	m := newMachine(t)
 	e := m.existing()
@@ -130,7 +130,7 @@ func TestTakeover(t *testing.T) {
 			}
 		}
 	}
-	for range 2 { // and again after a restart of ours
+	for range 2 { // and once more after a restart of our agent
 		m.start()
 		for _, name := range []string{"web", "shop"} {
 			st := m.running(name)
@@ -148,7 +148,7 @@ func TestTakeover(t *testing.T) {
 	m.start()
 	m.running("web")
 
-	// An order for what runs already restarts nothing, whatever the scheduler calls it.
+	// An order for a workload that runs already restarts nothing, whatever revision the scheduler names.
 	same := &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Container{Container: &agentv1.ContainerSpec{
 		Image: m.image, Env: map[string]string{"SECRET": "plain in their file"}, Ports: []*agentv1.PortMapping{{ContainerPort: 8080}},
 		ManagedVolumes: []*agentv1.ManagedVolumeSpec{{Name: "data", Driver: "local", MountPath: "/data", RetainPolicy: "Delete"}},
@@ -159,7 +159,7 @@ func TestTakeover(t *testing.T) {
 	}
 	untouched("ordered as it is")
 
-	// A new version is another thing. The volume's content stays.
+	// An order with another environment replaces the container. The content of the volume stays.
 	same.GetContainer().Env["V"] = "2"
 	m.apply("web", same)
 	if got := m.ask("web", "/read", "/data/f"); got != "200 theirs" {

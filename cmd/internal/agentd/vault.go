@@ -9,7 +9,7 @@ import (
 	"github.com/persys/compute/pki/vault"
 )
 
-// vaultSettings are those of contract/env.md.
+// vaultSettings are the Vault settings of contract/env.md.
 type vaultSettings struct {
 	Enabled  bool          `env:"PERSYS_VAULT_ENABLED" flag:"vault" yaml:"vault_enabled" default:"false" usage:"certificate from Vault's PKI engine, in the PERSYS_TLS_* files"`
 	Addr     string        `env:"PERSYS_VAULT_ADDR" yaml:"vault_addr" default:"http://localhost:8200" usage:"URL of Vault; its own variables (VAULT_CACERT, VAULT_NAMESPACE, ...) say the rest"`
@@ -25,7 +25,7 @@ type vaultSettings struct {
 	Domain   string        `env:"PERSYS_VAULT_SERVICE_DOMAIN" yaml:"vault_service_domain" usage:"the certificate is good for <service name>.<this>, too"`
 }
 
-// vault gets the certificate from Vault; nil where that is off.
+// vault gets the certificate from Vault; nil if that is off.
 func (c *Config) vault(ctx context.Context, node string, log *slog.Logger) (*vault.Source, error) {
 	if !c.Vault.Enabled {
 		return nil, nil

@@ -13,8 +13,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// A volume with a size on the real engine: written through a container, kept over an update, an agent's
-// restart and a reboot, never in use without being mounted, and deleted with the workload.
+// A volume with a size on the real engine: a container writes it; it survives an update, a restart of the
+// agent and a reboot; it is never used unmounted; it is deleted with the workload.
 func TestVolumeOfAContainer(t *testing.T) {
 	testbed.LoopDevices(t)
 	m := newMachine(t)
@@ -51,7 +51,7 @@ func TestVolumeOfAContainer(t *testing.T) {
 		t.Error("recreated by a restart of the agent")
 	}
 
-	// A reboot: everything stops, nothing is mounted, and the engine is up before the agent.
+	// A reboot: everything stops, nothing is mounted, and the engine starts before the agent.
 	m.stop()
 	zero := 0
 	if _, err := m.cli.ContainerStop(t.Context(), before[0], client.ContainerStopOptions{Timeout: &zero}); err != nil {
@@ -72,7 +72,7 @@ func TestVolumeOfAContainer(t *testing.T) {
 	}
 }
 
-// A stack gets its managed volume in the place of an external one.
+// A managed volume replaces an external volume of a stack.
 func TestVolumeOfAStack(t *testing.T) {
 	m := newMachine(t)
 	m.start()

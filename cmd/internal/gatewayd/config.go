@@ -20,9 +20,8 @@ import (
 	"github.com/persys/compute/rpc/limits"
 )
 
-// Config is what an operator may set (contract/env.md, "Gateway"). Keys of the
-// contract that nothing here needs are taken and ignored, so that an existing
-// file starts this gateway.
+// Config is the settings of a gateway (contract/env.md, "Gateway"). Settings of legacy v1 gateways that
+// have no use here are accepted and ignored, so that an existing file starts this gateway.
 type Config struct {
 	Insecure bool `flag:"insecure" yaml:"insecure" env:"PERSYS_INSECURE" default:"false" usage:"plaintext both ways, every caller may do everything; binds to loopback"`
 
@@ -80,10 +79,10 @@ type Config struct {
 	LogFormat string `env:"LOG_FORMAT" flag:"log-format" yaml:"log_format" oneof:"text,json" default:"text" usage:"text or json"`
 
 	Vault   vaultSettings
-	Ignored ignored // the rest of the contract
+	Ignored ignored // settings without effect
 }
 
-// ignored are keys of the contract without a use here.
+// ignored are settings of legacy v1 gateways without effect.
 type ignored struct {
 	TLSEnabled  bool   `yaml:"tls.enabled" default:"true" usage:"ignored: TLS is off with insecure only"`
 	MongoURI    string `env:"PERSYS_GATEWAY_MONGO_URI" yaml:"database.mongo_uri" secret:"true" usage:"ignored: no database is needed"`
@@ -105,7 +104,7 @@ type ignored struct {
 	Loki        string `yaml:"log.loki_endpoint" usage:"ignored"`
 }
 
-// clusterFile is what the cluster file may hold.
+// clusterFile is the content of the cluster file.
 type clusterFile struct {
 	Scheduler struct {
 		Default  string            `yaml:"default_cluster_id"`
@@ -128,7 +127,7 @@ type clusterEntry struct {
 
 const maxClusterFile = 1 << 20
 
-// complete fills what depends on other settings.
+// complete fills in the defaults that depend on other settings.
 func (c *Config) complete() error {
 	host := ""
 	if c.Insecure {
@@ -143,10 +142,9 @@ func (c *Config) limits() limits.Limits {
 	return limits.Limits{Calls: c.LimitCalls, Concurrent: c.LimitConcurrent, Connections: c.LimitConnections, PerHost: c.LimitPerHost}
 }
 
-// clusters are those of the cluster file, else of the main file, else of the
-// discovery domain, else the one of the scheduler addresses. first is the default:
-// what the environment says has to be one of them; in the files of legacy v1 gateways
-// it is not always, which leaves it to gateway.New, as "".
+// clusters returns the clusters of the cluster file, else of the main file, else of the discovery domain,
+// else the one of the scheduler addresses. first is the default cluster. The environment must name one of
+// them. The file of a legacy v1 gateway may name another; then first is "" and gateway.New chooses.
 func (c *Config) clusters(log *slog.Logger) (all []gateway.Cluster, first string, err error) {
 	all, first, err = c.listed()
 	if err != nil || c.DefaultCluster != "" {
@@ -159,7 +157,7 @@ func (c *Config) clusters(log *slog.Logger) (all []gateway.Cluster, first string
 	return all, first, nil
 }
 
-// listed are the clusters, and the default that a file names.
+// listed returns the clusters, and the default, that a file names.
 func (c *Config) listed() (all []gateway.Cluster, first string, err error) {
 	var entries []clusterEntry
 	if err := strict([]byte(c.Clusters), &entries); err != nil {
@@ -191,7 +189,7 @@ func (c *Config) listed() (all []gateway.Cluster, first string, err error) {
 		addrs = []string{"127.0.0.1:8085"}
 	}
 	if len(addrs) == 0 && c.Discovery == "" {
-		return nil, first, nil // gateway.New says what to set
+		return nil, first, nil // gateway.New returns the error
 	}
 	g := gateway.Cluster{ID: "default", Discovery: c.Discovery}
 	for _, a := range addrs {
@@ -200,8 +198,8 @@ func (c *Config) listed() (all []gateway.Cluster, first string, err error) {
 	return []gateway.Cluster{g}, first, nil
 }
 
-// byDNS is where the discovery domain has schedulers: SRV records, else the addresses
-// of the names that legacy v1 gateways ask for, in their order (contract/gateway-rest.md).
+// byDNS returns the schedulers of the discovery domain: its SRV records, else the addresses of the names
+// that legacy v1 gateways look up, in their order (contract/gateway-rest.md).
 func (c *Config) byDNS() string {
 	service := strings.TrimPrefix(c.DiscoveryService, "_")
 	hosts := []string{service + "." + c.DiscoveryDomain}
@@ -238,7 +236,7 @@ func readClusterFile(path string) (f clusterFile, err error) {
 	return f, nil
 }
 
-// strict reads YAML in which every key must be known; comments alone say nothing.
+// strict reads YAML in which every key must be known. A file with only comments is empty.
 func strict(data []byte, into any) error {
 	d := yaml.NewDecoder(bytes.NewReader(data))
 	d.KnownFields(true)

@@ -12,7 +12,7 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// TestClusters: which clusters there are, and which is that of requests that name none
+// TestClusters: the configured clusters, and the cluster of requests that name none
 // (contract/gateway-rest.md, "Routing").
 func TestClusters(t *testing.T) {
 	for _, tt := range []struct{ name, env, main, file, want, warns string }{
@@ -76,8 +76,8 @@ scheduler:
 	}
 }
 
-// TestDiscoveryOrder: the discovery domain is looked for as legacy v1 gateways do
-// (contract/gateway-rest.md, "Discovery order").
+// TestDiscoveryOrder: the discovery domain is looked up as legacy v1 gateways do (contract/gateway-rest.md,
+// "Discovery order").
 func TestDiscoveryOrder(t *testing.T) {
 	for _, tt := range []struct{ service, dns, want string }{
 		{"_persys-scheduler", "", "srv://x.test?service=persys-scheduler&hosts=persys-scheduler.x.test,persys-scheduler,persys-scheduler.local"},
@@ -93,8 +93,8 @@ func TestDiscoveryOrder(t *testing.T) {
 	}
 }
 
-// The packed unit runs as no root and may write its own folder only: what a token got is kept there.
-func TestTheUnitKeepsItsStateWhereItMayWrite(t *testing.T) {
+// The packaged unit does not run as root and may write its own folder only: the identity is kept there.
+func TestTheUnitMayWriteItsStateFolder(t *testing.T) {
 	raw, err := os.ReadFile("../../../deploy/systemd/persys-gateway.service")
 	if err != nil {
 		t.Fatal(err)

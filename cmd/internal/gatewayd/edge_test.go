@@ -15,7 +15,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestDocumentsAreServed: what describes the API is there for whoever has no certificate yet.
+// TestDocumentsAreServed: the API description is served without a certificate.
 func TestDocumentsAreServed(t *testing.T) {
 	w := startWorld(t, nil, "")
 	c := w.as("")
@@ -39,7 +39,7 @@ func TestDocumentsAreServed(t *testing.T) {
 	}
 }
 
-// TestCallsAreLimited: who asks too often is told when to come again, on both listeners.
+// TestCallsAreLimited: a caller over the limit is told when to try again, on both listeners.
 func TestCallsAreLimited(t *testing.T) {
 	w := startWorld(t, map[string]string{"PERSYS_GATEWAY_LIMIT_CALLS": "1"}, "")
 	c := w.as("")
@@ -59,8 +59,8 @@ func TestCallsAreLimited(t *testing.T) {
 	}
 }
 
-// TestConnectionsAreLimited: one host has no more connections than the setting says, to each
-// listener; when one ends another may come.
+// TestConnectionsAreLimited: one host has at most the configured number of connections to each listener.
+// When one ends, another is accepted.
 func TestConnectionsAreLimited(t *testing.T) {
 	w := startWorld(t, map[string]string{"PERSYS_GATEWAY_LIMIT_CONNECTIONS_PER_HOST": "1"}, "")
 	for name, url := range map[string]string{"api": w.api + "/health", "public": w.public + "/"} {
@@ -88,8 +88,8 @@ func TestConnectionsAreLimited(t *testing.T) {
 	}
 }
 
-// TestTheServerCutsNoCall: however long a call may take, its answer or its 504 arrives, also
-// when its request took long to come.
+// TestTheServerCutsNoCall: however long a call may take, its answer or its 504 arrives, also if the request
+// arrived slowly.
 func TestTheServerCutsNoCall(t *testing.T) {
 	for _, call := range []time.Duration{time.Second, 20 * time.Second, 10 * time.Minute} {
 		if srv := server(http.NotFoundHandler(), call, slog.New(slog.DiscardHandler)); srv.WriteTimeout <= srv.ReadTimeout+call {
@@ -98,8 +98,8 @@ func TestTheServerCutsNoCall(t *testing.T) {
 	}
 }
 
-// TestIgnoredSettings: a configuration of the gateway that this one replaces starts it, with
-// all that nothing here needs.
+// TestIgnoredSettings: the configuration of a legacy v1 gateway starts this one, with all settings that
+// have no effect here.
 func TestIgnoredSettings(t *testing.T) {
 	const text = `
 app: {grpc_addr: ":8552", storage: {path: /tmp}, metadata: {name: gateway}, oauth_redirect_url: "https://x.example/callback"}
@@ -114,7 +114,7 @@ log: {loki_endpoint: "http://loki.example:3100"}
 		"PERSYS_GATEWAY_MONGO_URI": "mongodb://other.example", "PERSYS_GATEWAY_DB_NAME": "other", "PERSYS_GATEWAY_GITHUB_CLIENT_ID": "a",
 		"PERSYS_GATEWAY_GITHUB_CLIENT_SECRET": "b", "PERSYS_GATEWAY_FORGERY_GRPC_ADDR": "x.example:1", "PERSYS_GATEWAY_FORGERY_GRPC_SERVER_NAME": "x",
 	}
-	// All of them are here.
+	// All settings of the contract are in it.
 	var given map[string]map[string]any
 	if err := yaml.Unmarshal([]byte(text), &given); err != nil {
 		t.Fatal(err)

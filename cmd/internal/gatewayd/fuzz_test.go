@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// FuzzClusterFile: the clusters of a gateway, from a file or a setting.
+// FuzzClusterFile reads the clusters of a gateway, from a file or a setting.
 func FuzzClusterFile(f *testing.F) {
 	path := filepath.Join(f.TempDir(), "clusters.yaml")
 	f.Add("scheduler:\n  clusters:\n  - {id: a, schedulers: [{id: s, address: 'x:1', leader: true}]}\n", "")

@@ -15,16 +15,16 @@ import (
 	"github.com/persys/compute/rpc/enrol"
 )
 
-// defaultCert is where a certificate is looked for that nobody names.
+// defaultCert is the default of PERSYS_GATEWAY_TLS_CERT.
 const defaultCert = "/etc/persys/certs/gateway.crt"
 
-// kept is where an identity is that this gateway got for a join token.
+// identityStore holds the identity that this gateway got for a join token.
 func (c *Config) identityStore() pki.IdentityStore {
 	return pki.IdentityStore{Dir: filepath.Join(c.StateDir, "tls")}
 }
 
-// identity gets an identity for a join token, or takes the one that it got at an
-// earlier start; false means that the PERSYS_GATEWAY_TLS_* files are used.
+// identity gets an identity for a join token, or uses the one of an earlier start. False means that the
+// PERSYS_GATEWAY_TLS_* files are used.
 func (c *Config) identity(ctx context.Context, log *slog.Logger) (bool, error) {
 	switch {
 	case c.Join != "" && c.Insecure:
@@ -61,7 +61,7 @@ func (c *Config) identity(ctx context.Context, log *slog.Logger) (bool, error) {
 	return true, nil
 }
 
-// place fills the settings that a kept identity needs.
+// place fills in the settings that a stored identity needs.
 func (c *Config) place() error {
 	if c.Name == "" {
 		name, err := os.Hostname()
@@ -89,7 +89,7 @@ func (c *Config) place() error {
 	return nil
 }
 
-// hosts are the names that callers may reach this gateway by.
+// hosts returns the names under which callers may dial this gateway.
 func (c *Config) hosts() []string {
 	host, _, err := net.SplitHostPort(c.HTTPAddr)
 	if err != nil {
@@ -98,10 +98,9 @@ func (c *Config) hosts() []string {
 	return enrol.Hosts(host)
 }
 
-// keeper renews what identity got, and learns of revocations, from the schedulers of
-// the cluster that gave it: a gateway may serve others beside that one. A gateway
-// whose files come from elsewhere learns of revocations only, from the one cluster
-// that it serves; nil where there are several, each with callers of its own.
+// keeper renews the identity that a token gave, and learns of revocations, from the schedulers of the
+// cluster that gave it. A gateway with certificate files learns of revocations only, if it serves one
+// cluster. It returns nil if there are several, because each has its own callers.
 func (s *Server) keeper(ctx context.Context, c *Config, keeps bool, files *pki.Files, clusters []gateway.Cluster) (*enrol.Keeper, error) {
 	opt := dial.Options{TLS: files, UserAgent: "persys-gateway", Log: s.log}
 	k := &enrol.Keeper{Files: files, Hosts: c.hosts(), Log: s.log, RevokedOnly: !keeps}

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Without TLS nobody else on the network is let in, unless somebody says so.
+// Without TLS a gateway binds to loopback unless the address is set.
 func TestInsecureBindsToLoopback(t *testing.T) {
 	for _, tt := range []struct {
 		insecure   bool

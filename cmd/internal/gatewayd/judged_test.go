@@ -18,8 +18,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// startScheduler runs a scheduler that is none of a test's making: it judges as they all
-// do. It knows some users by what their join tokens gave them.
+// startScheduler starts a real scheduler, with real permissions. It knows some users from their join
+// tokens.
 func startScheduler(t *testing.T, certs pki.DevSet) (addr string) {
 	t.Helper()
 	cfg, err := replica.DefaultConfig()
@@ -69,9 +69,9 @@ func startScheduler(t *testing.T, certs pki.DevSet) (addr string) {
 	return r.GRPCAddr()
 }
 
-// TestTheSchedulersJudge asks real permissions: whoever may do something at the schedulers
-// may do it through a gateway, and nobody may do more. A user is what its join token made
-// it; a certificate from elsewhere is an operator, and admin is the admin.
+// TestTheSchedulersJudge: a caller that may do something at the schedulers may do it through a gateway, and
+// may do nothing more. The access of a user comes from its join token; a foreign certificate is an
+// operator, and admin is the admin.
 func TestTheSchedulersJudge(t *testing.T) {
 	i := newIssuer(t)
 	w := startWorldOf(t, map[string]string{
@@ -112,7 +112,7 @@ func TestTheSchedulersJudge(t *testing.T) {
 			{"POST", "/v1/recovery/restore", `{"preview":true}`, x.administ},
 			{"POST", "/v1/recovery/import", `{"preview":true}`, x.administ},
 		} {
-			// What may be done may fail all the same: there is no such node, and no etcd.
+			// A permitted call may still fail: the node does not exist, and there is no etcd.
 			if code, body, _ := w.do(c, call.method, w.api+call.path, call.body, auth...); code == 403 == call.may || code == 401 || code == 501 {
 				t.Errorf("%s%s: %s %s: %d %s, want it allowed: %t", x.who, x.group, call.method, call.path, code, body, call.may)
 			}

@@ -1,6 +1,6 @@
-// Package gatewayd wires one gateway: settings, TLS, the way to the schedulers
-// and the two listeners. cmd/gateway runs one; persys dev runs one beside its
-// schedulers.
+// Package gatewayd builds a gateway from settings: TLS, the connection to the schedulers and the two
+// listeners. cmd/gateway runs one; `persys dev` runs one beside its schedulers. Package gateway is the part
+// that can be embedded: an http.Handler.
 package gatewayd
 
 import (
@@ -24,27 +24,26 @@ import (
 	"github.com/persys/compute/telemetry"
 )
 
-// Bounds of one HTTP connection. Answers have theirs from the calls behind them;
-// streams have none.
+// Bounds of one HTTP connection. Calls have their own deadlines; streams have none.
 const (
 	headerTimeout = 5 * time.Second
 	readTimeout   = 30 * time.Second
-	writeTimeout  = time.Minute // and a call's deadline
+	writeTimeout  = time.Minute // plus the deadline of the call
 	idleTimeout   = 2 * time.Minute
 	maxHeader     = 64 << 10
 	graceful      = 5 * time.Second
 )
 
-// Server is a gateway whose ports are open.
+// Server is a gateway with open ports.
 type Server struct {
 	gw      *gateway.Gateway
 	api     *http.Server
 	public  *http.Server
 	apiLis  net.Listener
-	pubLis  net.Listener // nil: none
+	pubLis  net.Listener // nil: no public listener
 	log     *slog.Logger
 	cleanup []func()
-	keep    []func(context.Context) // what keeps certificate, revocations and the issuer of tokens up to date
+	keep    []func(context.Context) // loops that renew the certificate, the revocations and the keys of the token issuer
 }
 
 // Start opens the ports. Errors name the setting. Call Run next.
@@ -161,7 +160,8 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 	return s, nil
 }
 
-// server leaves a call all of its time: what it cuts gets no answer.
+// server makes an HTTP server that lets a call use its whole deadline: a call that the server ends gets no
+// answer.
 func server(h http.Handler, call time.Duration, log *slog.Logger) *http.Server {
 	return &http.Server{
 		Handler: h, ReadHeaderTimeout: headerTimeout, ReadTimeout: readTimeout, WriteTimeout: writeTimeout + call,
@@ -186,10 +186,10 @@ func (s *Server) close() {
 	s.cleanup = nil
 }
 
-// Addr is the API listener's address.
+// Addr is the address of the API listener.
 func (s *Server) Addr() string { return s.apiLis.Addr().String() }
 
-// PublicAddr is the public listener's address, "" when there is none.
+// PublicAddr is the address of the public listener; "" if there is none.
 func (s *Server) PublicAddr() string {
 	if s.pubLis == nil {
 		return ""
@@ -197,7 +197,7 @@ func (s *Server) PublicAddr() string {
 	return s.pubLis.Addr().String()
 }
 
-// Run serves until ctx ends; calls under way get a moment to end.
+// Run serves until ctx ends. Calls under way get a moment to end.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.close()
 	ctx, stop := context.WithCancel(ctx)

@@ -44,7 +44,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const patience = 10 * time.Second
 
-// fakeScheduler answers reads and deletes for whoever shows a gateway's certificate.
+// fakeScheduler answers reads and deletes of callers with a gateway's certificate.
 type fakeScheduler struct {
 	controlv1.UnimplementedAgentControlServer
 	clusterv1.UnimplementedClusterServer
@@ -54,7 +54,7 @@ func (fakeScheduler) Status(context.Context, *clusterv1.StatusRequest) (*cluster
 	return &clusterv1.StatusResponse{SelfId: "s1", LeaderId: "s1", Mode: "normal"}, nil
 }
 
-// ListNodes answers with one node, labelled with what was said of the caller.
+// ListNodes returns one node, whose labels are the caller's identity as the gateway named it.
 func (fakeScheduler) ListNodes(ctx context.Context, _ *controlv1.ListNodesRequest) (*controlv1.ListNodesResponse, error) {
 	md, _ := metadata.FromIncomingContext(ctx)
 	said := map[string]string{}
@@ -74,7 +74,7 @@ func (fakeScheduler) SetMode(context.Context, *clusterv1.SetModeRequest) (*clust
 	return &clusterv1.SetModeResponse{Mode: "normal"}, nil
 }
 
-// world is a gateway with certificates before a scheduler with certificates.
+// world is a gateway and a scheduler, both with certificates.
 type world struct {
 	t       *testing.T
 	api     string
@@ -89,7 +89,7 @@ func startWorld(t *testing.T, set map[string]string, yaml string) *world {
 	return startWorldOf(t, set, yaml, startFake)
 }
 
-// startFake runs a scheduler that grants a gateway everything.
+// startFake runs a scheduler that permits a gateway everything.
 func startFake(t *testing.T, certs pki.DevSet) (addr string) {
 	t.Helper()
 	return startFakeAt(t, certs, "127.0.0.1")
@@ -115,7 +115,7 @@ func startFakeAt(t *testing.T, certs pki.DevSet, host string) (addr string) {
 	return l.Addr().String()
 }
 
-// startWorldOf is startWorld with the schedulers that it is given.
+// startWorldOf is startWorld with given schedulers.
 func startWorldOf(t *testing.T, set map[string]string, yaml string, schedulers func(*testing.T, pki.DevSet) string) *world {
 	t.Helper()
 	certs, err := pki.DevCerts(t.TempDir(), pki.DevOptions{
@@ -168,7 +168,7 @@ func startWorldOf(t *testing.T, set map[string]string, yaml string, schedulers f
 	return w
 }
 
-// as returns a client with a certificate; "" has none.
+// as returns a client with the certificate of who; "" has none.
 func (w *world) as(who string) *http.Client {
 	w.t.Helper()
 	cfg := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: w.roots}
@@ -208,7 +208,7 @@ func (w *world) do(c *http.Client, method, url, body string, headers ...string) 
 	return resp.StatusCode, string(data), resp.Header
 }
 
-// issuer is an OpenID Connect provider that signs for real.
+// issuer is an OpenID Connect provider with real signatures.
 type issuer struct {
 	url  string
 	key  *rsa.PrivateKey
@@ -243,7 +243,7 @@ func newIssuer(t *testing.T) *issuer {
 	return i
 }
 
-// token signs claims with key, the issuer's own when it is nil.
+// token signs claims with key, or with the issuer's own if key is nil.
 func (i *issuer) token(t *testing.T, key any, alg jose.SignatureAlgorithm, change func(map[string]any)) string {
 	t.Helper()
 	if key == nil {
@@ -264,8 +264,8 @@ func (i *issuer) token(t *testing.T, key any, alg jose.SignatureAlgorithm, chang
 	return out
 }
 
-// TestAnIssuerThatIsAway keeps nobody out but those whose tokens it gave: it may run on the
-// very cluster, and be started through this gateway.
+// TestAnIssuerThatIsAway: only callers with tokens are refused while their issuer does not answer. The
+// issuer may run on this very cluster, and may be started through this gateway.
 func TestAnIssuerThatIsAway(t *testing.T) {
 	i := newIssuer(t)
 	i.away.Store(true)
@@ -284,7 +284,7 @@ func TestAnIssuerThatIsAway(t *testing.T) {
 	})
 }
 
-// TestAnIssuerOfAnotherName is a bad setting, which no waiting mends.
+// TestAnIssuerOfAnotherName: a wrong issuer is an error of the settings, and waiting does not help.
 func TestAnIssuerOfAnotherName(t *testing.T) {
 	i := newIssuer(t)
 	for _, issuer := range []string{i.url + "/", "idp.example.com", "ftp://idp.example.com"} {
@@ -348,7 +348,7 @@ func TestBearerTokens(t *testing.T) {
 				}
 				said += body
 			}
-			// protojson puts a space after a comma, or does not, from build to build.
+			// protojson randomly adds a space after a comma.
 			if !strings.Contains(strings.ReplaceAll(said, `", "`, `","`), x.says) {
 				t.Errorf("says %s, want %q", said, x.says)
 			}
@@ -374,7 +374,7 @@ func TestCertificates(t *testing.T) {
 			}
 		}
 	}
-	// The schedulers are told whose certificate it was, as they would see it themselves.
+	// The gateway tells the schedulers the caller's identity, as they would read it from its certificate.
 	leaf := w.certs.Leaf["user/olga"]
 	olga, err := pki.LoadFiles(pki.FilesConfig{CA: leaf.CA, Cert: leaf.Cert, Key: leaf.Key})
 	if err != nil {
@@ -385,11 +385,11 @@ func TestCertificates(t *testing.T) {
 		!strings.Contains(body, "/user/olga") || strings.Contains(body, "persys-user") {
 		t.Errorf("they are told %s, want %s", body, issued)
 	}
-	// A token is no way in where no issuer is set.
+	// Without an issuer no token is accepted.
 	if code, body, _ := w.do(w.as(""), "GET", w.api+"/nodes", "", "Authorization", "Bearer x.y.z"); code != 401 || !strings.Contains(body, "auth.oidc.issuer is not set") {
 		t.Errorf("%d %s", code, body)
 	}
-	// Plain HTTP to the API port is answered by the TLS server's own refusal.
+	// The TLS server itself refuses plain HTTP on the API port.
 	resp, err := (&http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}}).Get(strings.Replace(w.api, "https:", "http:", 1) + "/nodes")
 	if err == nil {
 		defer resp.Body.Close()
@@ -420,8 +420,8 @@ func TestCertificates(t *testing.T) {
 	}
 }
 
-// A browser sends its user's certificate along with whatever a page from elsewhere posts
-// without asking first: a simple form. A token it sends for nobody but the page that has it.
+// A browser sends the user's certificate with a form that a page of another site posts, without asking
+// first. It sends a token only from the page that has it.
 func TestFormsOfOtherSites(t *testing.T) {
 	i := newIssuer(t)
 	w := startWorld(t, map[string]string{"PERSYS_GATEWAY_OIDC_ISSUER": i.url, "PERSYS_GATEWAY_OIDC_AUDIENCE": "persys", "PERSYS_GATEWAY_OIDC_ROLES": "ops=admin"}, "")
@@ -456,8 +456,8 @@ func TestClientCertificateRequired(t *testing.T) {
 	}
 }
 
-// A scheduler's certificate may hold the name that SRV gives, and not its address: it is
-// asked, and probed, under that name by every strategy.
+// The certificate of a scheduler may hold the name in the SRV record and not its address: every strategy
+// dials and probes it under that name.
 func TestSchedulersDiscoveredByName(t *testing.T) {
 	for _, strategy := range []string{gateway.LeaderOnly, gateway.Sticky, gateway.Shard} {
 		pc, err := net.ListenPacket("udp", "127.0.0.1:0")
@@ -497,15 +497,14 @@ func serveDNS(t *testing.T, pc net.PacketConn, srv, addr string) {
 	s := &dns.Server{PacketConn: pc, NotifyStartedFunc: func() { close(up) }, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
 		m := new(dns.Msg).SetReply(q)
 		m.Answer, m.Extra = records[:1], records[1:]
-		_ = w.WriteMsg(m) // who asks does so again
+		_ = w.WriteMsg(m) // the client asks again
 	})}
 	go func() { _ = s.ActivateAndServe(); close(down) }()
 	<-up
 	t.Cleanup(func() { _ = s.Shutdown(); <-down })
 }
 
-// TestNotOurs: what the gateway leaves to others answers 501 with a sentence, to
-// everybody and by every method.
+// TestNotOurs: routes that belong to other services answer 501 with a sentence, to every caller and method.
 func TestNotOurs(t *testing.T) {
 	w := startWorld(t, nil, "")
 	for _, c := range []*http.Client{w.as("user/admin"), w.as("")} {
@@ -531,7 +530,7 @@ func TestSchemaIsServed(t *testing.T) {
 	}
 }
 
-// hooks takes forwarded deliveries.
+// hooks receives forwarded deliveries.
 type hooks struct {
 	url  string
 	mu   sync.Mutex
@@ -622,7 +621,7 @@ webhook:
 	if w.forward.has("d3") || w.forward.has("d5") {
 		t.Error("a delivery that was refused was forwarded")
 	}
-	// The receiver is away for a moment: it is tried again, and comes once.
+	// The receiver is down for a moment: the delivery is retried, and arrives once.
 	w.forward.mu.Lock()
 	w.forward.fail = 3
 	w.forward.mu.Unlock()
@@ -632,7 +631,7 @@ webhook:
 	testbed.Until(t, "it comes in the end", func() bool { return w.forward.has("push d12 ") })
 	// An id is forgotten after the replay time.
 	testbed.Until(t, "an old id is taken again", func() bool { code, _ := post("d2", own, sign("own-secret", own)); return code == 200 })
-	// The API listener takes no webhooks.
+	// The API listener accepts no webhooks.
 	if code, _, _ := w.do(w.as("user/admin"), "POST", w.api+"/webhooks/github", any); code != 404 {
 		t.Errorf("the API listener answers %d", code)
 	}

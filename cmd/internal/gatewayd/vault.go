@@ -12,7 +12,7 @@ import (
 	"github.com/persys/compute/pki/vault"
 )
 
-// vaultSettings are those of contract/env.md.
+// vaultSettings are the Vault settings of contract/env.md.
 type vaultSettings struct {
 	Enabled  bool          `env:"PERSYS_GATEWAY_VAULT_ENABLED" flag:"vault" yaml:"vault.enabled" default:"false" usage:"certificate from Vault's PKI engine, in the PERSYS_GATEWAY_TLS_* files"`
 	Addr     string        `env:"PERSYS_GATEWAY_VAULT_ADDR" yaml:"vault.addr" default:"http://127.0.0.1:8200" usage:"URL of Vault; its own variables (VAULT_CACERT, VAULT_NAMESPACE, ...) say the rest"`
@@ -30,7 +30,7 @@ type vaultSettings struct {
 	Bind     string        `yaml:"vault.bind_host" usage:"name that this gateway answers at; default: the host of app.http_addr"`
 }
 
-// vault gets the certificate from Vault; nil where that is off.
+// vault gets the certificate from Vault; nil if that is off.
 func (c *Config) vault(ctx context.Context, log *slog.Logger) (*vault.Source, error) {
 	v := &c.Vault
 	if !v.Enabled {

@@ -7,11 +7,10 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// TakeArgs returns what the program was called with, and wipes the join tokens that
-// are among it from the list that `ps` shows to every user of the machine. args are
-// os.Args: on Linux these strings lie where the kernel reads a process's command
-// line. Whoever looks in the first milliseconds sees the token all the same;
-// PERSYS_JOIN_FILE and SCHEDULER_JOIN_FILE name a file instead.
+// TakeArgs returns a copy of args and overwrites the join tokens in args, so that `ps` does not show them
+// to other users. args must be os.Args: on Linux these strings are the memory from which the kernel reads a
+// process's command line. In the first milliseconds a token is visible all the same; PERSYS_JOIN_FILE and
+// SCHEDULER_JOIN_FILE name a file instead.
 func TakeArgs(args []string) []string {
 	out := make([]string, len(args))
 	for i, a := range args {
@@ -21,7 +20,7 @@ func TakeArgs(args []string) []string {
 			value = a
 		}
 		if pki.IsJoinToken(value) {
-			// Nobody else holds these strings yet, and they are not in read-only memory.
+			// No other goroutine has these strings yet, and they are not in read-only memory.
 			text := unsafe.Slice(unsafe.StringData(value), len(value)) // #nosec G103 -- see above
 			for k := range text {
 				text[k] = 'x'

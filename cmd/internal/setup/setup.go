@@ -1,5 +1,4 @@
-// Package setup is what every daemon does first: read its settings and make its
-// logger.
+// Package setup starts a program: it reads settings and makes the logger.
 package setup
 
 import (
@@ -22,8 +21,8 @@ import (
 	"github.com/persys/compute/config"
 )
 
-// Main runs a program until it ends, SIGINT or SIGTERM, and exits: after an error, which it prints,
-// with the error's ExitCode() if it has one, else 1.
+// Main runs a program until run returns, or until SIGINT or SIGTERM ends its context. After an error it
+// prints the error and exits with the error's ExitCode(), or 1.
 func Main(name string, run func(context.Context) error) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx)
@@ -38,17 +37,16 @@ func Main(name string, run func(context.Context) error) {
 	}
 }
 
-// Loaded are settings that were read.
+// Loaded are the settings of a program.
 type Loaded struct {
 	loader  *config.Loader
 	file    string // the YAML file; "" if none was read
-	fileEnv string // the variable that may name it
+	fileEnv string // the variable that names the file
 }
 
-// Load fills target from flags, environment, files, YAML and defaults, in this
-// order of precedence. It returns nil when the program was only asked for help
-// or its version. fileEnv names the variable that holds the path of a YAML file;
-// when nobody names one, the first of files that is there is read.
+// Load fills target from flags, environment, files, YAML and defaults, in this order of precedence. It
+// returns nil if the program was only asked for help or its version. fileEnv is the variable with the path
+// of a YAML file; without a path, the first existing file of files is read.
 func Load(name, version, short string, target any, fileEnv string, files ...string) (*Loaded, error) {
 	loader, err := config.New(target)
 	if err != nil {
@@ -91,8 +89,8 @@ func Load(name, version, short string, target any, fileEnv string, files ...stri
 	return loaded, err
 }
 
-// Logger makes the program's logger, on its standard error, and tells there which file was
-// read and what was set in vain.
+// Logger makes the program's logger, on standard error. It logs which file was read, and which settings and
+// variables have no effect.
 func (l *Loaded) Logger(level, format string) (*slog.Logger, error) {
 	log, err := Logger(os.Stderr, level, format)
 	if err != nil {
@@ -110,7 +108,7 @@ func (l *Loaded) Logger(level, format string) (*slog.Logger, error) {
 	return log, nil
 }
 
-// Listen opens the TCP port that a setting names; 0 is any free one.
+// Listen opens a TCP port. The error names its setting. Port 0 takes any free port.
 func Listen(setting, host string, port int) (net.Listener, error) {
 	l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
 	if err != nil {
@@ -119,7 +117,7 @@ func Listen(setting, host string, port int) (net.Listener, error) {
 	return l, nil
 }
 
-// Version joins the release with the commit it was built from.
+// Version is the release and the commit that it was built from.
 func Version(release string) string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -133,28 +131,28 @@ func Version(release string) string {
 	return release
 }
 
-// Logger makes the program's logger. Keys and values have one form throughout: a
-// failure is err, a duration is written as Go writes it ("1.5s"), in JSON, too.
+// Logger makes a logger with the same keys and formats everywhere: an error has the key err, and a duration
+// is written as in Go ("1.5s"), also in JSON.
 func Logger(w io.Writer, level, format string) (*slog.Logger, error) {
 	var l slog.Level
 	if err := l.UnmarshalText([]byte(level)); err != nil {
 		return nil, fmt.Errorf("LOG_LEVEL %q: %w", level, err)
 	}
-	opts := &slog.HandlerOptions{Level: l, ReplaceAttr: oneForm}
+	opts := &slog.HandlerOptions{Level: l, ReplaceAttr: normalize}
 	if format == "json" {
 		return slog.New(slog.NewJSONHandler(w, opts)), nil
 	}
 	return slog.New(slog.NewTextHandler(w, opts)), nil
 }
 
-func oneForm(groups []string, a slog.Attr) slog.Attr {
+func normalize(groups []string, a slog.Attr) slog.Attr {
 	if len(groups) == 0 && a.Key == "error" {
 		a.Key = "err"
 	}
 	switch a.Key {
 	case "workload", "node", "epoch":
 		if a.Value.Kind() == slog.KindString && a.Value.String() == "" {
-			return slog.Attr{} // about none
+			return slog.Attr{} // an empty value is left out
 		}
 	}
 	if a.Value.Kind() == slog.KindDuration {

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// Whoever logs: the same thing has the same key and the same form.
-func TestLoggerHasOneForm(t *testing.T) {
+// All log lines use the same keys and formats.
+func TestLoggerNormalizesAttributes(t *testing.T) {
 	for _, format := range []string{"json", "text"} {
 		var out bytes.Buffer
 		log, err := Logger(&out, "info", format)
@@ -37,7 +37,7 @@ func TestLoggerHasOneForm(t *testing.T) {
 	}
 }
 
-// What is named is read, else the first file that is there.
+// A file that is named is read; without a name the first existing file is read.
 func TestWhichFileIsRead(t *testing.T) {
 	dir := t.TempDir()
 	file := func(name string) string { return filepath.Join(dir, name) }
@@ -50,7 +50,7 @@ func TestWhichFileIsRead(t *testing.T) {
 	for _, tt := range []struct {
 		name, flag, env string
 		files           []string
-		want            string // with "!" it has to be named in an error
+		want            string // with "!": an error must contain it
 	}{
 		{"the flag's, whatever else is there", file("flag"), file("env"), []string{file("second")}, "flag"},
 		{"the environment's, whatever else is there", "", file("env"), []string{file("second")}, "env"},
@@ -78,10 +78,10 @@ func TestWhichFileIsRead(t *testing.T) {
 	}
 }
 
-// A join token is not left where ps shows it, in whichever form it was given.
+// ps shows no join token, in whatever form it was given.
 func TestTakeArgs(t *testing.T) {
 	const token = "persys-join-1.abc.def"
-	var args []string // in memory that may be written, as that of os.Args
+	var args []string // in writable memory, as os.Args is
 	for _, a := range []string{"--join", token, "--join=" + token, "--name", "x=y"} {
 		args = append(args, strings.Clone(a))
 	}
