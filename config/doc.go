@@ -12,13 +12,13 @@
 //	var s settings
 //	l, err := config.New(&s)          // a wrong tag is a programmer's error
 //	l.AddFlags(cmd.Flags())
-//	cmd.SetArgs(l.Args(os.Args[1:]))  // lets -insecure stand for --insecure
+//	cmd.SetArgs(l.Args(os.Args[1:]))  // accepts -insecure for --insecure
 //	err = l.Load(config.System())     // in the command's RunE, after the flags are parsed
 //
 // # Precedence
 //
 // flag > environment > file named in X_FILE > YAML > default, for each setting
-// by itself (RULES, "Configuration"). Blank is unset everywhere: a variable, a
+// by itself. Blank is unset everywhere: a variable, a
 // flag, a file or a YAML key that holds only blanks falls through to the next.
 // When a setting has several variables, the first that is set wins, and each
 // may be given through its own X_FILE.
@@ -26,24 +26,25 @@
 // A value that cannot be used is an error that names where it was found, the
 // rule and the value (never the value of a secret); it does not fall through to
 // a default. Load reports all of them at once, as Errors. An unknown YAML key
-// is an error with the nearest known one.
+// is an error that names the nearest known one. Unknown lists variables with a
+// prefix of ours that are no setting.
 //
 // # Tags
 //
-//	env      variables, separated by commas, the most wanted first
+//	env      variables, separated by commas, the first that is set wins
 //	flag     long flag without dashes; short:"x" adds a letter
 //	yaml     key, with dots between levels
 //	default  used when nothing is set; written as in the environment
-//	usage    one line for people; of a setting that is known and has no effect it
-//	         begins with "ignored", and Ignored tells whoever sets it
+//	usage    one line for people. It begins with "ignored" if the setting is known
+//	         and has no effect; Ignored then lists it if it is set
 //	secret   "true": never printed, by Describe, by errors or by Values
 //	required "true": Load fails when nothing is set
 //	min, max bounds of numbers and durations
 //	oneof    allowed words, separated by commas
 //	kind     "port": 1 to 65535, or from min:"0" where 0 means any free one;
 //	         "yaml": a string that holds a structure, as YAML text
-//	bool     "word": only true and false, in any case, as the scheduler's
-//	         contract has it (without: all that Go's ParseBool takes)
+//	bool     "word": only true and false, in any case, as in the scheduler's
+//	         contract (without it: every value that strconv.ParseBool accepts)
 //	seconds  "true": a duration may also be a whole number of seconds
 //
 // A struct field without tags that is itself a struct holds more settings.
@@ -55,7 +56,6 @@
 //
 // caarlos0/env reads the environment well, but it fills a struct without
 // saying which fields it set. Flags above it and files, YAML and defaults
-// below it, each for itself, with blank as unset and with errors that name
-// their source, would need its work done again for every field. The whole of
-// it is the few hundred lines here.
+// below it, with blank as unset and errors that name their source, would need
+// the same work for every field again. This package has a few hundred lines.
 package config

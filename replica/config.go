@@ -18,17 +18,17 @@ import (
 // Config is the settings of one scheduler. The usage text of a field says what it means; docs/reference has
 // them all.
 type Config struct {
-	Insecure bool `flag:"insecure" yaml:"insecure" env:"SCHEDULER_INSECURE" default:"false" usage:"plaintext, every caller an anonymous admin; binds to loopback"`
+	Insecure bool `flag:"insecure" yaml:"insecure" env:"SCHEDULER_INSECURE" default:"false" usage:"plaintext, and every caller is an anonymous admin; binds to loopback"`
 
 	Name            string        `env:"SCHEDULER_NAME" flag:"name" yaml:"name" usage:"stable name of this replica; default: host name"`
 	DataDir         string        `env:"SCHEDULER_DATA_DIR" flag:"data-dir" yaml:"data_dir" usage:"Raft log, snapshots and keys; default /var/lib/persys/scheduler, or below XDG_STATE_HOME for users and -insecure"`
-	Join            []string      `env:"SCHEDULER_JOIN" flag:"join" yaml:"join" usage:"gossip addresses of replicas, this one's may be among them, a name stands for all of its addresses; or one join token"`
-	Init            bool          `env:"SCHEDULER_INIT" flag:"init" yaml:"init" default:"false" usage:"first scheduler of a new cluster: makes its CA and keys, forms alone, and writes join tokens for the others"`
-	CADir           string        `env:"SCHEDULER_CA_DIR" flag:"ca-dir" yaml:"ca_dir" usage:"folder that persysctl ca init made, for -init; the root's key need not be in it"`
-	CertLife        time.Duration `env:"SCHEDULER_CERT_LIFE" flag:"cert-life" yaml:"cert_life" default:"168h" min:"30s" max:"8760h" usage:"how long the certificates live that this cluster's CA issues; they are renewed at two thirds"`
-	BootstrapExpect int           `env:"SCHEDULER_BOOTSTRAP_EXPECT" flag:"bootstrap-expect" yaml:"bootstrap_expect" default:"0" min:"0" max:"9" usage:"replicas that form a new cluster together"`
-	ClusterID       string        `env:"SCHEDULER_CLUSTER_ID" flag:"cluster-id" yaml:"cluster_id" usage:"id that the cluster has to have"`
-	Shard           string        `env:"SCHEDULER_SHARD_KEY" flag:"shard" yaml:"shard_key" default:"default" usage:"shard label in names of agents"`
+	Join            []string      `env:"SCHEDULER_JOIN" flag:"join" yaml:"join" usage:"gossip addresses of replicas (this replica may be among them; a name stands for all its addresses), or one join token"`
+	Init            bool          `env:"SCHEDULER_INIT" flag:"init" yaml:"init" default:"false" usage:"first scheduler of a new cluster: creates its CA and keys, and writes join tokens for the other machines"`
+	CADir           string        `env:"SCHEDULER_CA_DIR" flag:"ca-dir" yaml:"ca_dir" usage:"folder of persysctl ca init, for --init; the root key need not be in it"`
+	CertLife        time.Duration `env:"SCHEDULER_CERT_LIFE" flag:"cert-life" yaml:"cert_life" default:"168h" min:"30s" max:"8760h" usage:"life of the certificates of this cluster's CA; they are renewed at two thirds of it"`
+	BootstrapExpect int           `env:"SCHEDULER_BOOTSTRAP_EXPECT" flag:"bootstrap-expect" yaml:"bootstrap_expect" default:"0" min:"0" max:"9" usage:"number of replicas that form a new cluster together"`
+	ClusterID       string        `env:"SCHEDULER_CLUSTER_ID" flag:"cluster-id" yaml:"cluster_id" usage:"id that the cluster must have"`
+	Shard           string        `env:"SCHEDULER_SHARD_KEY" flag:"shard" yaml:"shard_key" default:"default" usage:"shard in the DNS names of agents"`
 
 	BindAddr    string `env:"PERSYS_GRPC_ADDR" flag:"bind" yaml:"grpc_addr" usage:"bind address of every port; default 0.0.0.0, with -insecure 127.0.0.1"`
 	GRPCPort    int    `env:"GRPC_PORT" flag:"grpc-port" yaml:"grpc_port" kind:"port" min:"0" default:"8085" usage:"control API"`
@@ -36,73 +36,73 @@ type Config struct {
 	RaftAddr    string `env:"SCHEDULER_RAFT_ADDR" flag:"raft-addr" yaml:"raft_addr" usage:"Raft listen address; default <bind>:8086"`
 	GossipAddr  string `env:"SCHEDULER_GOSSIP_ADDR" flag:"gossip-addr" yaml:"gossip_addr" usage:"gossip listen address; default <bind>:8088"`
 	DNSAddr     string `env:"SCHEDULER_DNS_ADDR" flag:"dns-addr" yaml:"dns_addr" usage:"DNS listen address, UDP and TCP; none = no DNS server; default <bind>:8053"`
-	AdvertiseIP string `env:"SCHEDULER_ADVERTISE_IP" flag:"advertise-ip" yaml:"advertise_ip" usage:"IP that others dial; default: the bound one, else the first that is not loopback, IPv4 before IPv6"`
+	AdvertiseIP string `env:"SCHEDULER_ADVERTISE_IP" flag:"advertise-ip" yaml:"advertise_ip" usage:"IP address that others dial; default: the bound address, else the first that is not loopback, IPv4 before IPv6"`
 	// AdvertisePort replaces the gRPC port in the published address.
 	AdvertisePort int `env:"SCHEDULER_ADVERTISE_PORT" flag:"advertise-port" yaml:"advertise_port" kind:"port" min:"0" default:"0" usage:"published gRPC port; default GRPC_PORT"`
 
 	TLSCA         string            `env:"PERSYS_TLS_CA" flag:"tls-ca" yaml:"tls_ca" default:"/etc/persys/certs/persys-scheduler/ca.pem" usage:"CA bundle"`
 	TLSCert       string            `env:"PERSYS_TLS_CERT" flag:"tls-cert" yaml:"tls_cert" default:"/etc/persys/certs/persys-scheduler/persys_scheduler.crt" usage:"certificate"`
 	TLSKey        string            `env:"PERSYS_TLS_KEY" flag:"tls-key" yaml:"tls_key" default:"/etc/persys/certs/persys-scheduler/persys_scheduler-key.key" usage:"private key"`
-	TLSPeers      map[string]string `env:"PERSYS_TLS_PEERS" flag:"tls-peers" yaml:"tls_peers" usage:"certificates from elsewhere, CN or DNS name = role or role/id: node7.example.com=agent/node-7"`
+	TLSPeers      map[string]string `env:"PERSYS_TLS_PEERS" flag:"tls-peers" yaml:"tls_peers" usage:"roles of certificates of other CAs, CN or DNS name = role or role/id: node7.example.com=agent/node-7"`
 	ClusterKey    string            `env:"SCHEDULER_CLUSTER_KEY_FILE" flag:"cluster-key-file" yaml:"cluster_key_file" usage:"key that seals secrets, 0600; default <data dir>/cluster.key"`
-	KeyPassphrase string            `env:"SCHEDULER_CLUSTER_KEY_PASSPHRASE" yaml:"cluster_key_passphrase" secret:"true" usage:"protects the cluster key's file, 12 bytes or more; SCHEDULER_CLUSTER_KEY_PASSPHRASE_FILE names a file with it"`
-	KeyTransit    string            `env:"SCHEDULER_CLUSTER_KEY_TRANSIT" flag:"cluster-key-transit" yaml:"cluster_key_transit" usage:"name of a key of Vault's transit engine that protects the cluster key's file; PERSYS_VAULT_ADDR and the rest say which Vault"`
-	ExternalIP    string            `env:"PERSYS_EXTERNAL_IP" flag:"external-ip" yaml:"external_ip" usage:"another address that the certificate from Vault or the cluster's CA is made out to"`
+	KeyPassphrase string            `env:"SCHEDULER_CLUSTER_KEY_PASSPHRASE" yaml:"cluster_key_passphrase" secret:"true" usage:"passphrase of the cluster key's file, at least 12 bytes; SCHEDULER_CLUSTER_KEY_PASSPHRASE_FILE names a file with it"`
+	KeyTransit    string            `env:"SCHEDULER_CLUSTER_KEY_TRANSIT" flag:"cluster-key-transit" yaml:"cluster_key_transit" usage:"key of Vault's transit engine that protects the file of the cluster key; see PERSYS_VAULT_ADDR"`
+	ExternalIP    string            `env:"PERSYS_EXTERNAL_IP" flag:"external-ip" yaml:"external_ip" usage:"further address in the certificate from Vault or the cluster's CA"`
 	Vault         vaultSettings
 	AgentTLS      string `env:"SCHEDULER_AGENT_TLS_ENABLED" flag:"agent-tls" yaml:"agent_tls_enabled" oneof:"true,false" usage:"TLS towards agents; default: not -insecure"`
 
-	HeartbeatInterval time.Duration `env:"SCHEDULER_HEARTBEAT_INTERVAL" flag:"heartbeat-interval" yaml:"heartbeat_interval" seconds:"true" default:"3s" min:"1s" max:"10m" usage:"what agents are told"`
+	HeartbeatInterval time.Duration `env:"SCHEDULER_HEARTBEAT_INTERVAL" flag:"heartbeat-interval" yaml:"heartbeat_interval" seconds:"true" default:"3s" min:"1s" max:"10m" usage:"time between two heartbeats of an agent"`
 	NodeLease         time.Duration `env:"SCHEDULER_NODE_LEASE" flag:"node-lease" yaml:"node_lease" seconds:"true" default:"10s" min:"3s" max:"1h" usage:"silence after which a node is NotReady; at least 3 heartbeats"`
-	UnavailableGrace  time.Duration `env:"SCHEDULER_NODE_UNAVAILABLE_GRACE" flag:"node-unavailable-grace" yaml:"node_unavailable_grace" seconds:"true" default:"0s" min:"0s" max:"24h" usage:"extra wait after a lease ends"`
-	MissingGrace      time.Duration `env:"SCHEDULER_MISSING_GRACE_PERIOD" flag:"missing-grace-period" yaml:"missing_grace_period" seconds:"true" default:"15s" min:"0s" max:"24h" usage:"a missing workload's node gets this long"`
-	FailureGrace      time.Duration `env:"SCHEDULER_FAILURE_GRACE" flag:"failure-grace" yaml:"failure_grace" seconds:"true" default:"2m" min:"1s" max:"24h" usage:"failures count until a workload has run for this long, and none is given up before as long has passed since its first failure"`
-	ApplyTimeout      time.Duration `env:"SCHEDULER_AGENT_APPLY_TIMEOUT" flag:"agent-apply-timeout" yaml:"agent_apply_timeout" seconds:"true" default:"45s" min:"1s" max:"24h" usage:"an accepted container or project that does not run after this has failed"`
-	VMApplyTimeout    time.Duration `env:"SCHEDULER_AGENT_VM_APPLY_TIMEOUT" flag:"agent-vm-apply-timeout" yaml:"agent_vm_apply_timeout" seconds:"true" default:"240s" min:"1s" max:"24h" usage:"the same of a virtual machine"`
-	DeleteTimeout     time.Duration `env:"SCHEDULER_AGENT_DELETE_TIMEOUT" flag:"agent-delete-timeout" yaml:"agent_delete_timeout" seconds:"true" default:"60s" min:"1s" max:"24h" usage:"a node that has not let a deleted workload go after this is named in the workload's reason"`
-	DriftInterval     time.Duration `env:"SCHEDULER_DRIFT_DETECT_INTERVAL" flag:"drift-detect-interval" yaml:"drift_detect_interval" seconds:"true" default:"30s" min:"1s" max:"24h" usage:"every node is asked once in this time for what it has, which is compared with the state"`
-	AgentRPCTimeout   time.Duration `env:"SCHEDULER_AGENT_RPC_TIMEOUT" flag:"agent-rpc-timeout" yaml:"agent_rpc_timeout" seconds:"true" default:"10s" min:"100ms" max:"10m" usage:"one call to an agent"`
+	UnavailableGrace  time.Duration `env:"SCHEDULER_NODE_UNAVAILABLE_GRACE" flag:"node-unavailable-grace" yaml:"node_unavailable_grace" seconds:"true" default:"0s" min:"0s" max:"24h" usage:"time from the end of a lease until the node is NotReady"`
+	MissingGrace      time.Duration `env:"SCHEDULER_MISSING_GRACE_PERIOD" flag:"missing-grace-period" yaml:"missing_grace_period" seconds:"true" default:"15s" min:"0s" max:"24h" usage:"time for which a node may report an assigned workload as missing"`
+	FailureGrace      time.Duration `env:"SCHEDULER_FAILURE_GRACE" flag:"failure-grace" yaml:"failure_grace" seconds:"true" default:"2m" min:"1s" max:"24h" usage:"a workload that has run for this long has no failures any more; no workload is given up sooner after its first failure"`
+	ApplyTimeout      time.Duration `env:"SCHEDULER_AGENT_APPLY_TIMEOUT" flag:"agent-apply-timeout" yaml:"agent_apply_timeout" seconds:"true" default:"45s" min:"1s" max:"24h" usage:"time after which an accepted container or project that does not run has failed"`
+	VMApplyTimeout    time.Duration `env:"SCHEDULER_AGENT_VM_APPLY_TIMEOUT" flag:"agent-vm-apply-timeout" yaml:"agent_vm_apply_timeout" seconds:"true" default:"240s" min:"1s" max:"24h" usage:"the same for a virtual machine"`
+	DeleteTimeout     time.Duration `env:"SCHEDULER_AGENT_DELETE_TIMEOUT" flag:"agent-delete-timeout" yaml:"agent_delete_timeout" seconds:"true" default:"60s" min:"1s" max:"24h" usage:"time after which the reason of a deleted workload names the node that still has it"`
+	DriftInterval     time.Duration `env:"SCHEDULER_DRIFT_DETECT_INTERVAL" flag:"drift-detect-interval" yaml:"drift_detect_interval" seconds:"true" default:"30s" min:"1s" max:"24h" usage:"period in which every node is asked for its workloads, which are compared with the state"`
+	AgentRPCTimeout   time.Duration `env:"SCHEDULER_AGENT_RPC_TIMEOUT" flag:"agent-rpc-timeout" yaml:"agent_rpc_timeout" seconds:"true" default:"10s" min:"100ms" max:"10m" usage:"deadline of one call to an agent"`
 	Policy            string        `env:"SCHEDULER_PLACEMENT_POLICY" flag:"placement-policy" yaml:"placement_policy" oneof:"spread,binpack" default:"spread" usage:"spread over nodes, or fill them one by one"`
-	RaftHeartbeat     time.Duration `env:"SCHEDULER_RAFT_HEARTBEAT" flag:"raft-heartbeat" yaml:"raft_heartbeat" default:"0s" min:"0s" max:"1m" usage:"silence after which a follower stands for election; 0 = the built-in value"`
+	RaftHeartbeat     time.Duration `env:"SCHEDULER_RAFT_HEARTBEAT" flag:"raft-heartbeat" yaml:"raft_heartbeat" default:"0s" min:"0s" max:"1m" usage:"silence after which a follower stands for election; 0 = 300 ms"`
 
-	LimitCalls       int `env:"SCHEDULER_LIMIT_CALLS" flag:"limit-calls" yaml:"limit_calls" default:"10000" min:"0" max:"10000000" usage:"calls a second of one user, agent or gateway, twice as many at once; 0 = any number"`
-	LimitConcurrent  int `env:"SCHEDULER_LIMIT_CONCURRENT" flag:"limit-concurrent" yaml:"limit_concurrent" default:"4096" min:"0" max:"1000000" usage:"calls of one user, agent or gateway that are under way, streams included; 0 = any number"`
-	LimitConnections int `env:"SCHEDULER_LIMIT_CONNECTIONS" flag:"limit-connections" yaml:"limit_connections" default:"20000" min:"0" max:"1000000" usage:"connections to the control API; 0 = any number"`
-	LimitPerHost     int `env:"SCHEDULER_LIMIT_CONNECTIONS_PER_HOST" flag:"limit-connections-per-host" yaml:"limit_connections_per_host" default:"4096" min:"0" max:"1000000" usage:"connections to the control API from one address; 0 = any number"`
+	LimitCalls       int `env:"SCHEDULER_LIMIT_CALLS" flag:"limit-calls" yaml:"limit_calls" default:"10000" min:"0" max:"10000000" usage:"calls per second of one user, agent or gateway, with bursts of twice as many; 0 = no limit"`
+	LimitConcurrent  int `env:"SCHEDULER_LIMIT_CONCURRENT" flag:"limit-concurrent" yaml:"limit_concurrent" default:"4096" min:"0" max:"1000000" usage:"concurrent calls of one user, agent or gateway, streams included; 0 = no limit"`
+	LimitConnections int `env:"SCHEDULER_LIMIT_CONNECTIONS" flag:"limit-connections" yaml:"limit_connections" default:"20000" min:"0" max:"1000000" usage:"connections to the control API; 0 = no limit"`
+	LimitPerHost     int `env:"SCHEDULER_LIMIT_CONNECTIONS_PER_HOST" flag:"limit-connections-per-host" yaml:"limit_connections_per_host" default:"4096" min:"0" max:"1000000" usage:"connections to the control API from one address; 0 = no limit"`
 
 	Domain       string   `env:"DOMAIN" flag:"domain" yaml:"domain" default:"persys.local" usage:"DNS domain of schedulers and workloads"`
 	AgentsDomain string   `env:"AGENTS_DISCOVERY_DOMAIN" flag:"agents-domain" yaml:"agents_discovery_domain" default:"agents.persys.cloud" usage:"DNS domain of agents"`
-	DNSUpstream  []string `env:"SCHEDULER_DNS_UPSTREAM" flag:"dns-upstream" yaml:"dns_upstream" usage:"host[:port] of servers that answer for foreign names; none given: foreign names are refused"`
-	CoreDNS      []string `env:"SCHEDULER_COREDNS_ADDR" flag:"coredns-addr" yaml:"coredns_addr" usage:"host[:port] of CoreDNS servers, at most 8, that the leader watches: one that is away, or answers for others, is a warning, an event and a metric. None given: nobody is watched"`
-	DNSRate      int      `env:"SCHEDULER_DNS_RATE" flag:"dns-rate" yaml:"dns_rate" min:"0" default:"5000" usage:"DNS queries a second of one client (IPv4 address, IPv6 /64), over UDP and TCP each; 0 = no limit; loopback has none"`
+	DNSUpstream  []string `env:"SCHEDULER_DNS_UPSTREAM" flag:"dns-upstream" yaml:"dns_upstream" usage:"host[:port] of DNS servers for other names; not set: other names are refused"`
+	CoreDNS      []string `env:"SCHEDULER_COREDNS_ADDR" flag:"coredns-addr" yaml:"coredns_addr" usage:"host[:port] of CoreDNS servers, at most 8, that the leader probes; a server without right answers is a warning, an event and a metric"`
+	DNSRate      int      `env:"SCHEDULER_DNS_RATE" flag:"dns-rate" yaml:"dns_rate" min:"0" default:"5000" usage:"DNS queries per second of one client (IPv4 address, IPv6 /64), over UDP and TCP each; 0 = no limit; loopback has no limit"`
 
-	EtcdEndpoints []string      `env:"ETCD_ENDPOINTS" flag:"etcd-endpoints" yaml:"etcd_endpoints" usage:"etcd to mirror into, host:port or URL each; its absence degrades the control plane. none: no mirror. Unset: localhost:2379 is tried, and its absence means nothing until it has held the whole mirror once"`
-	EtcdPrefix    string        `env:"ETCD_PREFIX" flag:"etcd-prefix" yaml:"etcd_prefix" usage:"put before every key, so that clusters can share an etcd"`
+	EtcdEndpoints []string      `env:"ETCD_ENDPOINTS" flag:"etcd-endpoints" yaml:"etcd_endpoints" usage:"etcd servers of the mirror, host:port or URL each; without them the control plane is degraded. none: no mirror. Not set: localhost:2379, whose absence has no effect until it has held the whole mirror once"`
+	EtcdPrefix    string        `env:"ETCD_PREFIX" flag:"etcd-prefix" yaml:"etcd_prefix" usage:"prefix of every key, so that clusters can share an etcd"`
 	EtcdUsername  string        `env:"ETCD_USERNAME" flag:"etcd-username" yaml:"etcd_username" usage:"etcd user"`
 	EtcdPassword  string        `env:"ETCD_PASSWORD" yaml:"etcd_password" secret:"true" usage:"password of ETCD_USERNAME"`
-	EtcdTLSCA     string        `env:"ETCD_TLS_CA" flag:"etcd-tls-ca" yaml:"etcd_tls_ca" usage:"CA bundle that etcd's certificate is checked with; turns TLS on, as does an https endpoint, which without it is checked with the system's"`
+	EtcdTLSCA     string        `env:"ETCD_TLS_CA" flag:"etcd-tls-ca" yaml:"etcd_tls_ca" usage:"CA bundle for etcd's certificate; turns TLS on, as an https endpoint does, for which the default is the system's bundle"`
 	EtcdTLSCert   string        `env:"ETCD_TLS_CERT" flag:"etcd-tls-cert" yaml:"etcd_tls_cert" usage:"client certificate for etcd"`
 	EtcdTLSKey    string        `env:"ETCD_TLS_KEY" flag:"etcd-tls-key" yaml:"etcd_tls_key" usage:"its private key"`
-	EtcdTimeout   time.Duration `env:"ETCD_TIMEOUT" flag:"etcd-timeout" yaml:"etcd_timeout" default:"5s" min:"100ms" max:"1m" usage:"one call to etcd; a write is given up, and the control plane degraded, after six of them"`
-	EtcdProbe     time.Duration `env:"ETCD_PROBE_INTERVAL" flag:"etcd-probe-interval" yaml:"etcd_probe_interval" default:"3s" min:"100ms" max:"1m" usage:"between probes of etcd; two failed ones in a row mean that it is away"`
-	MirrorLayout  string        `env:"MIRROR_LAYOUT" flag:"mirror-layout" yaml:"mirror_layout" oneof:"whole,both" default:"whole" usage:"whole: one record per workload; both: also the split records that later existing schedulers read"`
-	MirrorEvents  time.Duration `env:"MIRROR_EVENT_AGE" flag:"mirror-event-age" yaml:"mirror_event_age" default:"168h" min:"1m" max:"8760h" usage:"events and drifts older than this are removed from etcd; of younger ones the newest 10,000 are kept"`
+	EtcdTimeout   time.Duration `env:"ETCD_TIMEOUT" flag:"etcd-timeout" yaml:"etcd_timeout" default:"5s" min:"100ms" max:"1m" usage:"deadline of one call to etcd; after six of them a write has failed and the control plane is degraded"`
+	EtcdProbe     time.Duration `env:"ETCD_PROBE_INTERVAL" flag:"etcd-probe-interval" yaml:"etcd_probe_interval" default:"3s" min:"100ms" max:"1m" usage:"time between probes of etcd; it is unreachable after two failed probes in a row"`
+	MirrorLayout  string        `env:"MIRROR_LAYOUT" flag:"mirror-layout" yaml:"mirror_layout" oneof:"whole,both" default:"whole" usage:"whole: one record per workload; both: also the split records of later legacy v1 schedulers"`
+	MirrorEvents  time.Duration `env:"MIRROR_EVENT_AGE" flag:"mirror-event-age" yaml:"mirror_event_age" default:"168h" min:"1m" max:"8760h" usage:"age from which events and drifts are removed from etcd; at most the newest 10,000 are kept"`
 
-	Shadow bool `env:"SCHEDULER_SHADOW" flag:"shadow" yaml:"shadow" default:"false" usage:"run beside another control plane: place and apply, but answer and publish no DNS"`
+	Shadow bool `env:"SCHEDULER_SHADOW" flag:"shadow" yaml:"shadow" default:"false" usage:"run beside another control plane: place and apply workloads, but serve and publish no DNS"`
 
 	Pprof bool `env:"SCHEDULER_PPROF" flag:"pprof" yaml:"pprof" default:"false" usage:"serve Go profiles at /debug/pprof on the metrics port"`
 
-	OTLPEndpoint string `env:"OTEL_EXPORTER_OTLP_ENDPOINT,JAEGER_ENDPOINT" flag:"otlp-endpoint" yaml:"otlp_endpoint" usage:"receiver of traces by OTLP over HTTP, host:port or URL; empty = no traces"`
-	OTLPInsecure bool   `env:"OTEL_EXPORTER_OTLP_INSECURE" flag:"otlp-insecure" yaml:"otlp_insecure" default:"true" usage:"plain HTTP to an OTLP endpoint without a scheme"`
+	OTLPEndpoint string `env:"OTEL_EXPORTER_OTLP_ENDPOINT,JAEGER_ENDPOINT" flag:"otlp-endpoint" yaml:"otlp_endpoint" usage:"receiver of traces (OTLP over HTTP), host:port or URL; empty = no traces"`
+	OTLPInsecure bool   `env:"OTEL_EXPORTER_OTLP_INSECURE" flag:"otlp-insecure" yaml:"otlp_insecure" default:"true" usage:"plain HTTP for an OTLP endpoint without a scheme"`
 
-	LogLevel  string `env:"LOG_LEVEL" flag:"log-level" yaml:"log_level" oneof:"debug,info,warn,error" default:"info" usage:"least level that is logged"`
+	LogLevel  string `env:"LOG_LEVEL" flag:"log-level" yaml:"log_level" oneof:"debug,info,warn,error" default:"info" usage:"lowest level that is logged"`
 	LogFormat string `env:"LOG_FORMAT" flag:"log-format" yaml:"log_format" oneof:"text,json" default:"text" usage:"text or json"`
 
 	// Settings of legacy v1 schedulers that have no effect.
 	Ignored struct {
-		ReconcileInterval string `env:"SCHEDULER_RECONCILE_INTERVAL" usage:"ignored: every change is acted on at once"`
-		ReapplyGuard      string `env:"SCHEDULER_REAPPLY_GUARD" usage:"ignored: tries are 5s apart at first and 2m at the most"`
-		StatusPoll        string `env:"SCHEDULER_AGENT_STATUS_POLL_INTERVAL" usage:"ignored: agents report by themselves, and those that cannot are asked once a second"`
-		Redis             string `env:"REDIS_ADDR,REDIS_PASSWORD,REDIS_DB,REDIS_RECONCILE_TTL,REDIS_EVENT_TTL,REDIS_EVENT_MAX_ENTRIES" secret:"true" usage:"ignored, and REDIS_* with it: no Redis is needed"`
+		ReconcileInterval string `env:"SCHEDULER_RECONCILE_INTERVAL" usage:"ignored: every change is handled at once"`
+		ReapplyGuard      string `env:"SCHEDULER_REAPPLY_GUARD" usage:"ignored: retries wait 5s at first and at most 2m"`
+		StatusPoll        string `env:"SCHEDULER_AGENT_STATUS_POLL_INTERVAL" usage:"ignored: agents report by themselves; legacy v1 agents are polled once per second"`
+		Redis             string `env:"REDIS_ADDR,REDIS_PASSWORD,REDIS_DB,REDIS_RECONCILE_TTL,REDIS_EVENT_TTL,REDIS_EVENT_MAX_ENTRIES" secret:"true" usage:"ignored, as all REDIS_* are: Redis is not needed"`
 	}
 }
 

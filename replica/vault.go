@@ -14,17 +14,17 @@ import (
 // vaultSettings are the Vault settings of contract/env.md.
 type vaultSettings struct {
 	Enabled  bool          `env:"PERSYS_VAULT_ENABLED" flag:"vault" yaml:"vault_enabled" bool:"word" default:"false" usage:"certificate from Vault's PKI engine, in the PERSYS_TLS_* files"`
-	Addr     string        `env:"PERSYS_VAULT_ADDR" yaml:"vault_addr" default:"http://127.0.0.1:8200" usage:"URL of Vault; its own variables (VAULT_CACERT, VAULT_NAMESPACE, ...) say the rest"`
-	Auth     string        `env:"PERSYS_VAULT_AUTH_METHOD" yaml:"vault_auth_method" oneof:"token,approle" default:"token" usage:"how to log in"`
-	Token    string        `env:"PERSYS_VAULT_TOKEN" yaml:"vault_token" secret:"true" usage:"for token"`
-	RoleID   string        `env:"PERSYS_VAULT_APPROLE_ROLE_ID" yaml:"vault_approle_role_id" usage:"for approle"`
-	SecretID string        `env:"PERSYS_VAULT_APPROLE_SECRET_ID" yaml:"vault_approle_secret_id" secret:"true" usage:"for approle"`
+	Addr     string        `env:"PERSYS_VAULT_ADDR" yaml:"vault_addr" default:"http://127.0.0.1:8200" usage:"URL of Vault; Vault's own variables (VAULT_CACERT, VAULT_NAMESPACE, ...) hold too"`
+	Auth     string        `env:"PERSYS_VAULT_AUTH_METHOD" yaml:"vault_auth_method" oneof:"token,approle" default:"token" usage:"auth method"`
+	Token    string        `env:"PERSYS_VAULT_TOKEN" yaml:"vault_token" secret:"true" usage:"token, for auth method token"`
+	RoleID   string        `env:"PERSYS_VAULT_APPROLE_ROLE_ID" yaml:"vault_approle_role_id" usage:"role id, for auth method approle"`
+	SecretID string        `env:"PERSYS_VAULT_APPROLE_SECRET_ID" yaml:"vault_approle_secret_id" secret:"true" usage:"secret id, for auth method approle"`
 	Mount    string        `env:"PERSYS_VAULT_PKI_MOUNT" yaml:"vault_pki_mount" default:"pki" usage:"path of the PKI engine"`
 	Role     string        `env:"PERSYS_VAULT_PKI_ROLE" yaml:"vault_pki_role" default:"persys-scheduler" usage:"role of the PKI engine"`
 	TTL      time.Duration `env:"PERSYS_VAULT_CERT_TTL" yaml:"vault_cert_ttl" seconds:"true" default:"24h" min:"1s" max:"8760h" usage:"life of a certificate; it is renewed at 80 %"`
-	Retry    time.Duration `env:"PERSYS_VAULT_RETRY_INTERVAL" yaml:"vault_retry_interval" seconds:"true" default:"1m" min:"100ms" max:"1h" usage:"wait after a failure"`
+	Retry    time.Duration `env:"PERSYS_VAULT_RETRY_INTERVAL" yaml:"vault_retry_interval" seconds:"true" default:"1m" min:"100ms" max:"1h" usage:"pause after a failure"`
 	Service  string        `env:"PERSYS_VAULT_SERVICE_NAME" yaml:"vault_service_name" default:"persys-scheduler" usage:"common name of the certificate"`
-	Domain   string        `env:"PERSYS_VAULT_SERVICE_DOMAIN" yaml:"vault_service_domain" usage:"the certificate is good for <service name>.<this>, too"`
+	Domain   string        `env:"PERSYS_VAULT_SERVICE_DOMAIN" yaml:"vault_service_domain" usage:"domain of a further name in the certificate, <service name>.<domain>"`
 	Transit  string        `env:"PERSYS_VAULT_TRANSIT_MOUNT" yaml:"vault_transit_mount" default:"transit" usage:"path of the transit engine, for SCHEDULER_CLUSTER_KEY_TRANSIT"`
 }
 

@@ -39,41 +39,41 @@ type Config struct {
 	TLSKey     string `env:"PERSYS_TLS_KEY" flag:"tls-key" yaml:"tls_key_path" default:"/etc/persys/certs/agent.key" usage:"private key"`
 	TLSCA      string `env:"PERSYS_TLS_CA" flag:"tls-ca" yaml:"tls_ca_path" default:"/etc/persys/certs/ca.crt" usage:"CA bundle"`
 
-	Join     string            `env:"PERSYS_JOIN" flag:"join" yaml:"join" secret:"true" usage:"join token: gets a certificate with it at the first start, and keeps it beside the state"`
-	TLSPeers map[string]string `env:"PERSYS_TLS_PEERS" flag:"tls-peers" yaml:"tls_peers" usage:"certificates from elsewhere, CN or DNS name = role or role/id: control.example.com=scheduler"`
+	Join     string            `env:"PERSYS_JOIN" flag:"join" yaml:"join" secret:"true" usage:"join token: the first start gets a certificate with it and stores it beside the state"`
+	TLSPeers map[string]string `env:"PERSYS_TLS_PEERS" flag:"tls-peers" yaml:"tls_peers" usage:"roles of certificates of other CAs, CN or DNS name = role or role/id: control.example.com=scheduler"`
 
 	Vault vaultSettings
 
-	StatePath string `env:"PERSYS_STATE_PATH,PERSYS_STATE_STORE_PATH" flag:"state" yaml:"state_store_path" usage:"durable intent; default /var/lib/persys/state.db, or below XDG_STATE_HOME for users and -insecure"`
+	StatePath string `env:"PERSYS_STATE_PATH,PERSYS_STATE_STORE_PATH" flag:"state" yaml:"state_store_path" usage:"state file; default /var/lib/persys/state.db, or below XDG_STATE_HOME for users and -insecure"`
 
 	Schedulers        []string          `env:"PERSYS_SCHEDULER_ADDR" flag:"scheduler" yaml:"scheduler_addr" usage:"host:port of schedulers, comma separated; default 127.0.0.1:8085"`
 	Discovery         string            `env:"PERSYS_SCHEDULER_DISCOVERY" flag:"discovery" yaml:"scheduler_discovery" usage:"srv://name[?dns=host:port,...], used when no address is set"`
 	SchedulerInsecure bool              `env:"PERSYS_SCHEDULER_INSECURE" flag:"scheduler-insecure" yaml:"scheduler_insecure" default:"false" usage:"plaintext towards the schedulers"`
-	ClusterID         string            `env:"PERSYS_CLUSTER_ID" flag:"cluster-id" yaml:"cluster_id" usage:"the only cluster this node will belong to"`
-	Shard             string            `env:"PERSYS_SCHEDULER_SHARD" flag:"scheduler-shard" yaml:"scheduler_shard" usage:"the only shard (SCHEDULER_SHARD_KEY of its schedulers) this node will belong to"`
-	Region            string            `env:"PERSYS_NODE_REGION" flag:"region" yaml:"node_region" usage:"label region"`
-	Env               string            `env:"PERSYS_NODE_ENV" flag:"env" yaml:"node_env" usage:"label env"`
-	Labels            map[string]string `env:"PERSYS_NODE_LABELS" flag:"labels" yaml:"node_labels" usage:"k=v,k2=v2"`
+	ClusterID         string            `env:"PERSYS_CLUSTER_ID" flag:"cluster-id" yaml:"cluster_id" usage:"id that the cluster of this node must have"`
+	Shard             string            `env:"PERSYS_SCHEDULER_SHARD" flag:"scheduler-shard" yaml:"scheduler_shard" usage:"shard (SCHEDULER_SHARD_KEY of the schedulers) that the cluster of this node must have"`
+	Region            string            `env:"PERSYS_NODE_REGION" flag:"region" yaml:"node_region" usage:"value of the label region"`
+	Env               string            `env:"PERSYS_NODE_ENV" flag:"env" yaml:"node_env" usage:"value of the label env"`
+	Labels            map[string]string `env:"PERSYS_NODE_LABELS" flag:"labels" yaml:"node_labels" usage:"labels of this node, k=v,k2=v2"`
 
-	Guard      string        `env:"PERSYS_GUARD" flag:"guard" yaml:"guard" oneof:"auto,external,off" default:"auto" usage:"who stops workloads with on_lost_lease: stop at the end of the lease: auto = guards that the agent starts, external = persys-agent guard run by others, off = such workloads are refused"`
-	GuardDir   string        `env:"PERSYS_GUARD_DIR" flag:"guard-dir" yaml:"guard_dir" usage:"folder in which agent and guard meet; default: beside the state"`
-	GuardGrace time.Duration `env:"PERSYS_GUARD_GRACE" flag:"guard-grace" yaml:"guard_grace" seconds:"true" default:"10s" min:"0s" max:"10m" usage:"what a guard gives a workload to end by itself; it is placed elsewhere 5 s later at the earliest"`
+	Guard      string        `env:"PERSYS_GUARD" flag:"guard" yaml:"guard" oneof:"auto,external,off" default:"auto" usage:"process that stops workloads with on_lost_lease: stop when the lease ends: auto = guards that the agent starts, external = a persys-agent guard that an operator runs, off = such workloads are refused"`
+	GuardDir   string        `env:"PERSYS_GUARD_DIR" flag:"guard-dir" yaml:"guard_dir" usage:"folder of the socket between agent and guard; default: beside the state"`
+	GuardGrace time.Duration `env:"PERSYS_GUARD_GRACE" flag:"guard-grace" yaml:"guard_grace" seconds:"true" default:"10s" min:"0s" max:"10m" usage:"time a guard gives a workload to stop; it is placed elsewhere at least 5 s later"`
 
 	Docker     bool   `env:"PERSYS_DOCKER_ENABLED" flag:"docker" yaml:"docker_enabled" default:"true" usage:"run containers on a Docker engine"`
 	DockerHost string `env:"DOCKER_HOST" flag:"docker-host" yaml:"docker_endpoint" default:"unix:///var/run/docker.sock" usage:"Docker endpoint"`
 	Compose    bool   `env:"PERSYS_COMPOSE_ENABLED" flag:"compose" yaml:"compose_enabled" default:"true" usage:"run Compose stacks on the Docker engine"`
 	ComposeBin string `env:"PERSYS_COMPOSE_BINARY" flag:"compose-binary" yaml:"compose_binary" usage:"Compose command (several words are allowed), used instead of the library that is built in"`
 	ComposeDir string `env:"PERSYS_COMPOSE_DIR" flag:"compose-dir" yaml:"compose_dir" usage:"folders of Compose projects; default: compose, beside the state file"`
-	VM         bool   `env:"PERSYS_VM_ENABLED" flag:"vm" yaml:"vm_enabled" default:"true" usage:"run virtual machines, where this build and this machine can"`
+	VM         bool   `env:"PERSYS_VM_ENABLED" flag:"vm" yaml:"vm_enabled" default:"true" usage:"run virtual machines, if this build and this machine support them"`
 	LibvirtURI string `env:"PERSYS_LIBVIRT_URI" flag:"libvirt-uri" yaml:"libvirt_uri" default:"qemu:///system" usage:"libvirt of this machine"`
-	VMImages   string `env:"PERSYS_VM_IMAGES" flag:"vm-images" yaml:"vm_images" default:"/var/lib/libvirt/images" usage:"folder of virtual machines' disks and of images that are named without one"`
-	VMAccel    string `env:"PERSYS_VM_ACCELERATION" flag:"vm-acceleration" yaml:"vm_acceleration" oneof:"auto,kvm,qemu" default:"auto" usage:"auto = KVM where a trial boots, else emulation"`
-	VMScreens  string `env:"PERSYS_VM_VNC" flag:"vm-vnc" yaml:"vm_vnc" default:"127.0.0.1" usage:"address that VNC listens on, without a password; none = no screens"`
-	CredsFile  string `env:"PERSYS_CREDENTIALS_FILE" flag:"credentials" yaml:"credentials_file" usage:"credentials for registries and Git, readable by the owner only; default: credentials.yaml, beside the state file"`
-	DockerConf string `env:"DOCKER_CONFIG" flag:"docker-config" yaml:"docker_config" usage:"folder of the Docker config.json whose registry credentials are used too; default: ~/.docker, none = do not look"`
-	Simulate   string `env:"PERSYS_SIMULATE" flag:"simulate" yaml:"simulate" usage:"folder of a simulated engine that is used instead of Docker; nothing really runs"`
+	VMImages   string `env:"PERSYS_VM_IMAGES" flag:"vm-images" yaml:"vm_images" default:"/var/lib/libvirt/images" usage:"folder of the disks of virtual machines and of images named without a folder"`
+	VMAccel    string `env:"PERSYS_VM_ACCELERATION" flag:"vm-acceleration" yaml:"vm_acceleration" oneof:"auto,kvm,qemu" default:"auto" usage:"auto = KVM if a test guest boots, else emulation"`
+	VMScreens  string `env:"PERSYS_VM_VNC" flag:"vm-vnc" yaml:"vm_vnc" default:"127.0.0.1" usage:"listen address of VNC, without a password; none = no VNC"`
+	CredsFile  string `env:"PERSYS_CREDENTIALS_FILE" flag:"credentials" yaml:"credentials_file" usage:"file with credentials for registries and Git, readable by the owner only; default: credentials.yaml beside the state file"`
+	DockerConf string `env:"DOCKER_CONFIG" flag:"docker-config" yaml:"docker_config" usage:"folder of a Docker config.json with further registry credentials; default: ~/.docker, none = not used"`
+	Simulate   string `env:"PERSYS_SIMULATE" flag:"simulate" yaml:"simulate" usage:"folder of a simulated engine in place of Docker; no workload really runs"`
 
-	LocalRoot        string            `env:"PERSYS_STORAGE_LOCAL_ROOT" flag:"storage-local-root" yaml:"storage_local_root" usage:"local volumes, the node's default pool; default: volumes/local, beside the state file"`
+	LocalRoot        string            `env:"PERSYS_STORAGE_LOCAL_ROOT" flag:"storage-local-root" yaml:"storage_local_root" usage:"folder of local volumes, the default pool; default: volumes/local beside the state file"`
 	Pools            map[string]string `env:"PERSYS_STORAGE_POOLS" flag:"storage-pools" yaml:"storage_pools" usage:"further pools for local volumes, name=folder: fast=/mnt/nvme,bulk=/srv/bulk"`
 	NFSRoot          string            `env:"PERSYS_STORAGE_NFS_STAGE_ROOT" flag:"storage-nfs-stage-root" yaml:"storage_nfs_stage_dir" usage:"where the NFS export is mounted; default: volumes/nfs, beside the state file"`
 	NFSServer        string            `env:"PERSYS_STORAGE_NFS_SERVER" flag:"storage-nfs-server" yaml:"storage_nfs_server" usage:"NFS server; with an export, volumes of driver nfs are offered"`
@@ -84,34 +84,34 @@ type Config struct {
 	CephPool         string            `env:"PERSYS_STORAGE_CEPH_POOL" flag:"storage-ceph-pool" yaml:"storage_ceph_pool" usage:"Ceph pool; with it, volumes of driver ceph-rbd are offered"`
 	CephUser         string            `env:"PERSYS_STORAGE_CEPH_USER" flag:"storage-ceph-user" yaml:"storage_ceph_user" usage:"Ceph user; empty = that of rbd"`
 	CephKeyring      string            `env:"PERSYS_STORAGE_CEPH_KEYRING" flag:"storage-ceph-keyring" yaml:"storage_ceph_keyring" usage:"file with the key of the Ceph user"`
-	LimitCalls       int               `env:"PERSYS_LIMIT_CALLS" flag:"limit-calls" yaml:"limit_calls" default:"2000" min:"0" max:"10000000" usage:"calls a second of one host, twice as many at once; 0 = any number"`
-	LimitConcurrent  int               `env:"PERSYS_LIMIT_CONCURRENT" flag:"limit-concurrent" yaml:"limit_concurrent" default:"1024" min:"0" max:"1000000" usage:"calls of one host that are under way, streams included; 0 = any number"`
-	LimitConnections int               `env:"PERSYS_LIMIT_CONNECTIONS" flag:"limit-connections" yaml:"limit_connections" default:"1024" min:"0" max:"1000000" usage:"connections to the agent API; 0 = any number"`
-	LimitPerHost     int               `env:"PERSYS_LIMIT_CONNECTIONS_PER_HOST" flag:"limit-connections-per-host" yaml:"limit_connections_per_host" default:"256" min:"0" max:"1000000" usage:"connections to the agent API from one address; 0 = any number"`
+	LimitCalls       int               `env:"PERSYS_LIMIT_CALLS" flag:"limit-calls" yaml:"limit_calls" default:"2000" min:"0" max:"10000000" usage:"calls per second of one host, with bursts of twice as many; 0 = no limit"`
+	LimitConcurrent  int               `env:"PERSYS_LIMIT_CONCURRENT" flag:"limit-concurrent" yaml:"limit_concurrent" default:"1024" min:"0" max:"1000000" usage:"concurrent calls of one host, streams included; 0 = no limit"`
+	LimitConnections int               `env:"PERSYS_LIMIT_CONNECTIONS" flag:"limit-connections" yaml:"limit_connections" default:"1024" min:"0" max:"1000000" usage:"connections to the agent API; 0 = no limit"`
+	LimitPerHost     int               `env:"PERSYS_LIMIT_CONNECTIONS_PER_HOST" flag:"limit-connections-per-host" yaml:"limit_connections_per_host" default:"256" min:"0" max:"1000000" usage:"connections to the agent API from one address; 0 = no limit"`
 
-	Threshold      int `env:"PERSYS_RESOURCE_THRESHOLD" flag:"resource-threshold" yaml:"resource_threshold" min:"1" max:"100" default:"80" usage:"percent of CPU, memory and disk, after the reservations, that may be promised to workloads; new work beyond is refused with INSUFFICIENT_RESOURCES"`
-	ReservedCPU    int `env:"PERSYS_RESERVED_CPU" flag:"reserved-cpu" yaml:"reserved_cpu" min:"0" max:"1000000000" default:"0" usage:"millicores kept for the machine itself, taken off what the node offers"`
+	Threshold      int `env:"PERSYS_RESOURCE_THRESHOLD" flag:"resource-threshold" yaml:"resource_threshold" min:"1" max:"100" default:"80" usage:"percent of CPU, memory and disk, after the reservations, for workloads; further work is refused with INSUFFICIENT_RESOURCES"`
+	ReservedCPU    int `env:"PERSYS_RESERVED_CPU" flag:"reserved-cpu" yaml:"reserved_cpu" min:"0" max:"1000000000" default:"0" usage:"millicores kept for the machine itself"`
 	ReservedMemory int `env:"PERSYS_RESERVED_MEMORY" flag:"reserved-memory" yaml:"reserved_memory" min:"0" max:"1000000000" default:"0" usage:"MiB kept for the machine itself"`
 	ReservedDisk   int `env:"PERSYS_RESERVED_DISK" flag:"reserved-disk" yaml:"reserved_disk" min:"0" max:"1048576" default:"0" usage:"GB of the default storage pool kept for the machine itself"`
 
-	GC            bool          `env:"PERSYS_GC_ENABLED" flag:"gc" yaml:"gc_enabled" default:"true" usage:"remove leftovers, unused images and old volumes now and then"`
-	GCInterval    time.Duration `env:"PERSYS_GC_INTERVAL" flag:"gc-interval" yaml:"gc_interval" seconds:"true" default:"5m" min:"1s" max:"24h" usage:"time between looks for what is no longer needed"`
-	GCOrphans     bool          `env:"PERSYS_GC_ORPHANS" flag:"gc-orphans" yaml:"gc_orphans" default:"false" usage:"also remove, without being asked, instances of ours that nobody ordered"`
-	GCFailedAge   time.Duration `env:"PERSYS_GC_FAILED_AGE" flag:"gc-failed-age" yaml:"gc_failed_age" seconds:"true" default:"1h" min:"1m" max:"8760h" usage:"age at which a failed workload without instance is forgotten; only with existing schedulers, ours decide themselves"`
-	GCVolumeAge   time.Duration `env:"PERSYS_GC_VOLUME_AGE" flag:"gc-volume-age" yaml:"gc_volume_age" seconds:"true" default:"72h" min:"1s" max:"8760h" usage:"age at which a released volume is deleted that is not to be retained"`
-	GCImageBudget int           `env:"PERSYS_GC_IMAGE_BUDGET_GB" flag:"gc-image-budget" yaml:"gc_image_budget_gb" min:"0" max:"1048576" default:"20" usage:"GB of unused images that this agent pulled and that may stay; 0 = any number"`
+	GC            bool          `env:"PERSYS_GC_ENABLED" flag:"gc" yaml:"gc_enabled" default:"true" usage:"remove leftovers, unused images and old volumes periodically"`
+	GCInterval    time.Duration `env:"PERSYS_GC_INTERVAL" flag:"gc-interval" yaml:"gc_interval" seconds:"true" default:"5m" min:"1s" max:"24h" usage:"period of garbage collection"`
+	GCOrphans     bool          `env:"PERSYS_GC_ORPHANS" flag:"gc-orphans" yaml:"gc_orphans" default:"false" usage:"also remove instances with our labels that no scheduler ordered"`
+	GCFailedAge   time.Duration `env:"PERSYS_GC_FAILED_AGE" flag:"gc-failed-age" yaml:"gc_failed_age" seconds:"true" default:"1h" min:"1m" max:"8760h" usage:"age at which a failed workload without instance is forgotten; only with legacy v1 schedulers, ours decide themselves"`
+	GCVolumeAge   time.Duration `env:"PERSYS_GC_VOLUME_AGE" flag:"gc-volume-age" yaml:"gc_volume_age" seconds:"true" default:"72h" min:"1s" max:"8760h" usage:"age at which a released volume without retain policy is deleted"`
+	GCImageBudget int           `env:"PERSYS_GC_IMAGE_BUDGET_GB" flag:"gc-image-budget" yaml:"gc_image_budget_gb" min:"0" max:"1048576" default:"20" usage:"GB of unused images of this agent that may stay; 0 = no limit"`
 
-	Reconcile         bool          `env:"PERSYS_RECONCILE_ENABLED" flag:"reconcile" yaml:"reconcile_enabled" default:"true" usage:"look at everything now and then"`
-	ReconcileInterval time.Duration `env:"PERSYS_RECONCILE_INTERVAL" flag:"reconcile-interval" yaml:"reconcile_interval" seconds:"true" default:"30s" min:"1s" max:"24h" usage:"time between looks"`
+	Reconcile         bool          `env:"PERSYS_RECONCILE_ENABLED" flag:"reconcile" yaml:"reconcile_enabled" default:"true" usage:"compare all workloads with the engines periodically"`
+	ReconcileInterval time.Duration `env:"PERSYS_RECONCILE_INTERVAL" flag:"reconcile-interval" yaml:"reconcile_interval" seconds:"true" default:"30s" min:"1s" max:"24h" usage:"period of that comparison"`
 
 	Exec     bool          `env:"PERSYS_EXEC_ENABLED" flag:"exec" yaml:"exec_enabled" default:"true" usage:"let operators run commands in workloads and open consoles (persysctl exec, console)"`
-	ExecIdle time.Duration `env:"PERSYS_EXEC_IDLE_TIMEOUT" flag:"exec-idle-timeout" yaml:"exec_idle_timeout" seconds:"true" default:"15m" min:"0s" max:"24h" usage:"ends a session without input and output for so long; 0 = never"`
+	ExecIdle time.Duration `env:"PERSYS_EXEC_IDLE_TIMEOUT" flag:"exec-idle-timeout" yaml:"exec_idle_timeout" seconds:"true" default:"15m" min:"0s" max:"24h" usage:"time without input and output after which a session ends; 0 = never"`
 
-	OTLPEndpoint string `env:"OTEL_EXPORTER_JAEGER_ENDPOINT,OTEL_EXPORTER_OTLP_ENDPOINT" flag:"otlp-endpoint" yaml:"otlp_endpoint" usage:"receiver of traces by OTLP over HTTP, host:port or URL; empty = no traces"`
-	OTLPInsecure bool   `env:"OTEL_EXPORTER_OTLP_INSECURE" flag:"otlp-insecure" yaml:"otlp_insecure" default:"true" usage:"plain HTTP to an OTLP endpoint without a scheme"`
+	OTLPEndpoint string `env:"OTEL_EXPORTER_JAEGER_ENDPOINT,OTEL_EXPORTER_OTLP_ENDPOINT" flag:"otlp-endpoint" yaml:"otlp_endpoint" usage:"receiver of traces (OTLP over HTTP), host:port or URL; empty = no traces"`
+	OTLPInsecure bool   `env:"OTEL_EXPORTER_OTLP_INSECURE" flag:"otlp-insecure" yaml:"otlp_insecure" default:"true" usage:"plain HTTP for an OTLP endpoint without a scheme"`
 	OTelService  string `env:"OTEL_SERVICE_NAME" flag:"otel-service-name" yaml:"otel_service_name" default:"compute-agent" usage:"name of this program in traces"`
 
-	LogLevel  string `env:"PERSYS_LOG_LEVEL,LOG_LEVEL" flag:"log-level" yaml:"log_level" oneof:"debug,info,warn,error" default:"info" usage:"least level that is logged"`
+	LogLevel  string `env:"PERSYS_LOG_LEVEL,LOG_LEVEL" flag:"log-level" yaml:"log_level" oneof:"debug,info,warn,error" default:"info" usage:"lowest level that is logged"`
 	LogFormat string `env:"LOG_FORMAT" flag:"log-format" yaml:"log_format" oneof:"text,json" default:"text" usage:"text or json"`
 }
 

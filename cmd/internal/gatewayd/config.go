@@ -23,20 +23,20 @@ import (
 // Config is the settings of a gateway (contract/env.md, "Gateway"). Settings of legacy v1 gateways that
 // have no use here are accepted and ignored, so that an existing file starts this gateway.
 type Config struct {
-	Insecure bool `flag:"insecure" yaml:"insecure" env:"PERSYS_INSECURE" default:"false" usage:"plaintext both ways, every caller may do everything; binds to loopback"`
+	Insecure bool `flag:"insecure" yaml:"insecure" env:"PERSYS_INSECURE" default:"false" usage:"plaintext both ways, and every caller is an admin; binds to loopback"`
 
 	HTTPAddr   string `env:"PERSYS_GATEWAY_HTTP_ADDR" flag:"http-addr" yaml:"app.http_addr" usage:"API listener; default :8551, with -insecure 127.0.0.1:8551"`
 	PublicAddr string `env:"PERSYS_GATEWAY_PUBLIC_ADDR" flag:"public-addr" yaml:"app.http_addr_public" usage:"public listener (webhooks, metrics), none = off; default :8585, with -insecure 127.0.0.1:8585"`
 
-	Schedulers []string `env:"PERSYS_SCHEDULER_ADDR" flag:"scheduler" usage:"host:port of the schedulers of one cluster, comma separated, when no cluster file names them; default 127.0.0.1:8085 with -insecure"`
+	Schedulers []string `env:"PERSYS_SCHEDULER_ADDR" flag:"scheduler" usage:"host:port of the schedulers of one cluster, comma separated, if no cluster file names them; default 127.0.0.1:8085 with -insecure"`
 	Discovery  string   `env:"PERSYS_SCHEDULER_DISCOVERY" flag:"discovery" usage:"srv://name[?dns=host:port,...], used when no address is set"`
 
 	ClusterFile    string        `env:"PERSYS_GATEWAY_CLUSTER_CONFIG" flag:"cluster-config" default:"cluster.yaml" usage:"YAML file with scheduler.clusters, scheduler.default_cluster_id and scheduler.repository_cluster_map, which replace the main file's; may be absent"`
-	DefaultCluster string        `env:"PERSYS_GATEWAY_DEFAULT_CLUSTER" usage:"cluster of requests that name none, one of the configured; default: scheduler.default_cluster_id"`
-	FileDefault    string        `yaml:"scheduler.default_cluster_id" usage:"cluster of requests that name none; without one of that id the first in id order"`
+	DefaultCluster string        `env:"PERSYS_GATEWAY_DEFAULT_CLUSTER" usage:"cluster of requests that name none; must be configured; default: scheduler.default_cluster_id"`
+	FileDefault    string        `yaml:"scheduler.default_cluster_id" usage:"cluster of requests that name none; if it does not exist, the first in the order of ids"`
 	Clusters       string        `yaml:"scheduler.clusters" kind:"yaml" usage:"list of {id, name, routing_strategy: leader-only|sticky|shard, discovery, schedulers: [{id, address, is_leader}]}"`
-	ProbeInterval  time.Duration `env:"PERSYS_GATEWAY_PROBE_INTERVAL" yaml:"scheduler.health_check_interval" default:"15s" min:"100ms" max:"10m" usage:"time between looks at each scheduler"`
-	CallTimeout    time.Duration `env:"PERSYS_GATEWAY_CALL_TIMEOUT" yaml:"scheduler.request_timeout" default:"20s" min:"1s" max:"10m" usage:"deadline of one call; streams have none, and calls about garbage and recovery have 15m at least"`
+	ProbeInterval  time.Duration `env:"PERSYS_GATEWAY_PROBE_INTERVAL" yaml:"scheduler.health_check_interval" default:"15s" min:"100ms" max:"10m" usage:"time between probes of each scheduler"`
+	CallTimeout    time.Duration `env:"PERSYS_GATEWAY_CALL_TIMEOUT" yaml:"scheduler.request_timeout" default:"20s" min:"1s" max:"10m" usage:"deadline of one call; streams have none, and calls of garbage collection and recovery have at least 15m"`
 
 	DNSAddr          string `yaml:"core_dns.addr" usage:"DNS server for prow.discovery_domain; default: the system's"`
 	ProxyScheduler   string `yaml:"prow.scheduler_addr" usage:"only shown by /health"`
@@ -47,35 +47,35 @@ type Config struct {
 	TLSCert           string            `env:"PERSYS_GATEWAY_TLS_CERT_PATH,PERSYS_TLS_CERT" flag:"tls-cert" yaml:"tls.cert_path" default:"/etc/persys/certs/gateway.crt" usage:"certificate, towards callers and schedulers"`
 	TLSKey            string            `env:"PERSYS_GATEWAY_TLS_KEY_PATH,PERSYS_TLS_KEY" flag:"tls-key" yaml:"tls.key_path" default:"/etc/persys/certs/gateway.key" usage:"private key"`
 	TLSCA             string            `env:"PERSYS_GATEWAY_TLS_CA_PATH,PERSYS_TLS_CA" flag:"tls-ca" yaml:"tls.ca_path" default:"/etc/persys/certs/ca.crt" usage:"CA bundle"`
-	TLSPeers          map[string]string `env:"PERSYS_TLS_PEERS" flag:"tls-peers" yaml:"tls.peers" usage:"certificates from elsewhere, CN or DNS name = role or role/id: control.example.com=scheduler"`
-	Join              string            `env:"PERSYS_GATEWAY_JOIN,PERSYS_JOIN" flag:"join" yaml:"join" secret:"true" usage:"join token: gets a certificate with it at the first start, and keeps it in the state folder"`
-	Name              string            `env:"PERSYS_GATEWAY_NAME" flag:"name" yaml:"name" usage:"name of this gateway in the certificate that it joins for; default: host name"`
-	StateDir          string            `env:"PERSYS_GATEWAY_STATE_DIR" flag:"state-dir" yaml:"state_dir" usage:"where the certificate is kept; default /var/lib/persys/gateway, or below XDG_STATE_HOME for users"`
+	TLSPeers          map[string]string `env:"PERSYS_TLS_PEERS" flag:"tls-peers" yaml:"tls.peers" usage:"roles of certificates of other CAs, CN or DNS name = role or role/id: control.example.com=scheduler"`
+	Join              string            `env:"PERSYS_GATEWAY_JOIN,PERSYS_JOIN" flag:"join" yaml:"join" secret:"true" usage:"join token: the first start gets a certificate with it and stores it in the state folder"`
+	Name              string            `env:"PERSYS_GATEWAY_NAME" flag:"name" yaml:"name" usage:"name of this gateway in the certificate of the join token; default: host name"`
+	StateDir          string            `env:"PERSYS_GATEWAY_STATE_DIR" flag:"state-dir" yaml:"state_dir" usage:"folder of that certificate; default /var/lib/persys/gateway, or below XDG_STATE_HOME for users"`
 	RequireClientCert bool              `env:"PERSYS_GATEWAY_REQUIRE_CLIENT_CERT" yaml:"tls.require_client_cert" default:"false" usage:"end the handshake of clients without a certificate; otherwise they need a bearer token"`
 
-	OIDCIssuer     string            `env:"PERSYS_GATEWAY_OIDC_ISSUER" yaml:"auth.oidc.issuer" usage:"URL of an OpenID Connect provider whose tokens are taken"`
-	OIDCAudience   string            `env:"PERSYS_GATEWAY_OIDC_AUDIENCE" yaml:"auth.oidc.audience" usage:"client id that tokens must be for"`
+	OIDCIssuer     string            `env:"PERSYS_GATEWAY_OIDC_ISSUER" yaml:"auth.oidc.issuer" usage:"URL of an OpenID Connect provider whose tokens are accepted"`
+	OIDCAudience   string            `env:"PERSYS_GATEWAY_OIDC_AUDIENCE" yaml:"auth.oidc.audience" usage:"client id that must be the audience of a token"`
 	OIDCClaim      string            `env:"PERSYS_GATEWAY_OIDC_ROLES_CLAIM" yaml:"auth.oidc.roles_claim" default:"groups" usage:"claim that names the caller's groups"`
 	OIDCRoles      map[string]string `env:"PERSYS_GATEWAY_OIDC_ROLES" yaml:"auth.oidc.roles" usage:"group=viewer|operator|admin, comma separated"`
 	OIDCNamespaces map[string]string `env:"PERSYS_GATEWAY_OIDC_NAMESPACES" yaml:"auth.oidc.namespaces" usage:"group=namespace or group=one+another, comma separated: callers of these groups act only there, unless they are admins"`
 
-	LimitCalls       int `env:"PERSYS_GATEWAY_LIMIT_CALLS" yaml:"limit.calls" default:"1000" min:"0" max:"10000000" usage:"requests a second of one host, twice as many at once; 0 = any number"`
-	LimitConcurrent  int `env:"PERSYS_GATEWAY_LIMIT_CONCURRENT" yaml:"limit.concurrent" default:"512" min:"0" max:"1000000" usage:"requests of one host that are under way, streams included; 0 = any number"`
-	LimitConnections int `env:"PERSYS_GATEWAY_LIMIT_CONNECTIONS" yaml:"limit.connections" default:"8192" min:"0" max:"1000000" usage:"connections to each listener; 0 = any number"`
-	LimitPerHost     int `env:"PERSYS_GATEWAY_LIMIT_CONNECTIONS_PER_HOST" yaml:"limit.connections_per_host" default:"512" min:"0" max:"1000000" usage:"connections to each listener from one address; 0 = any number"`
+	LimitCalls       int `env:"PERSYS_GATEWAY_LIMIT_CALLS" yaml:"limit.calls" default:"1000" min:"0" max:"10000000" usage:"requests per second of one host, with bursts of twice as many; 0 = no limit"`
+	LimitConcurrent  int `env:"PERSYS_GATEWAY_LIMIT_CONCURRENT" yaml:"limit.concurrent" default:"512" min:"0" max:"1000000" usage:"concurrent requests of one host, streams included; 0 = no limit"`
+	LimitConnections int `env:"PERSYS_GATEWAY_LIMIT_CONNECTIONS" yaml:"limit.connections" default:"8192" min:"0" max:"1000000" usage:"connections to each listener; 0 = no limit"`
+	LimitPerHost     int `env:"PERSYS_GATEWAY_LIMIT_CONNECTIONS_PER_HOST" yaml:"limit.connections_per_host" default:"512" min:"0" max:"1000000" usage:"connections to each listener from one address; 0 = no limit"`
 
 	WebhookPath    string            `yaml:"webhook.public_path" default:"/webhooks/github" usage:"path on the public listener"`
-	WebhookSecret  string            `env:"PERSYS_GATEWAY_GITHUB_WEBHOOK_SECRET" yaml:"github.default_secret" secret:"true" usage:"signs webhook deliveries"`
-	WebhookSecrets map[string]string `yaml:"webhook.repository_secrets" secret:"true" usage:"owner/name to its own secret"`
+	WebhookSecret  string            `env:"PERSYS_GATEWAY_GITHUB_WEBHOOK_SECRET" yaml:"github.default_secret" secret:"true" usage:"secret that webhook deliveries are signed with"`
+	WebhookSecrets map[string]string `yaml:"webhook.repository_secrets" secret:"true" usage:"secrets of single repositories, by owner/name"`
 	WebhookForward string            `env:"PERSYS_GATEWAY_WEBHOOK_FORWARD_URL" yaml:"forgery.webhook_forward_url" usage:"URL that accepted deliveries are posted to; without it they are refused"`
-	ReplayTTL      time.Duration     `yaml:"webhook.replay_ttl" default:"5m" min:"1s" max:"24h" usage:"how long a delivery id is remembered"`
-	ForwardRetries int               `yaml:"webhook.forward_retries" default:"5" min:"1" max:"100" usage:"tries after the first"`
-	ForwardBackoff time.Duration     `yaml:"webhook.forward_base_backoff" default:"1s" min:"10ms" max:"10m" usage:"first pause between them, doubling"`
+	ReplayTTL      time.Duration     `yaml:"webhook.replay_ttl" default:"5m" min:"1s" max:"24h" usage:"time for which a delivery id is refused a second time"`
+	ForwardRetries int               `yaml:"webhook.forward_retries" default:"5" min:"1" max:"100" usage:"retries of a forwarded delivery"`
+	ForwardBackoff time.Duration     `yaml:"webhook.forward_base_backoff" default:"1s" min:"10ms" max:"10m" usage:"first pause between retries; it doubles"`
 
-	OTLPEndpoint string `env:"PERSYS_GATEWAY_OTLP_ENDPOINT,OTEL_EXPORTER_OTLP_ENDPOINT,OTEL_EXPORTER_JAEGER_ENDPOINT" yaml:"telemetry.otlp_endpoint" usage:"receiver of traces by OTLP over HTTP, host:port or URL; empty = no traces"`
-	OTLPInsecure bool   `env:"OTEL_EXPORTER_OTLP_INSECURE" yaml:"telemetry.otlp_insecure" default:"true" usage:"plain HTTP to an OTLP endpoint without a scheme"`
+	OTLPEndpoint string `env:"PERSYS_GATEWAY_OTLP_ENDPOINT,OTEL_EXPORTER_OTLP_ENDPOINT,OTEL_EXPORTER_JAEGER_ENDPOINT" yaml:"telemetry.otlp_endpoint" usage:"receiver of traces (OTLP over HTTP), host:port or URL; empty = no traces"`
+	OTLPInsecure bool   `env:"OTEL_EXPORTER_OTLP_INSECURE" yaml:"telemetry.otlp_insecure" default:"true" usage:"plain HTTP for an OTLP endpoint without a scheme"`
 
-	LogLevel  string `env:"PERSYS_LOG_LEVEL,LOG_LEVEL" flag:"log-level" yaml:"log.level" oneof:"debug,info,warn,error" default:"info" usage:"least level that is logged"`
+	LogLevel  string `env:"PERSYS_LOG_LEVEL,LOG_LEVEL" flag:"log-level" yaml:"log.level" oneof:"debug,info,warn,error" default:"info" usage:"lowest level that is logged"`
 	LogFormat string `env:"LOG_FORMAT" flag:"log-format" yaml:"log_format" oneof:"text,json" default:"text" usage:"text or json"`
 
 	Vault   vaultSettings
@@ -84,7 +84,7 @@ type Config struct {
 
 // ignored are settings of legacy v1 gateways without effect.
 type ignored struct {
-	TLSEnabled  bool   `yaml:"tls.enabled" default:"true" usage:"ignored: TLS is off with insecure only"`
+	TLSEnabled  bool   `yaml:"tls.enabled" default:"true" usage:"ignored: only insecure turns TLS off"`
 	MongoURI    string `env:"PERSYS_GATEWAY_MONGO_URI" yaml:"database.mongo_uri" secret:"true" usage:"ignored: no database is needed"`
 	DBName      string `env:"PERSYS_GATEWAY_DB_NAME" yaml:"database.name" usage:"ignored"`
 	Collections string `yaml:"database.collections" kind:"yaml" usage:"ignored"`
@@ -93,7 +93,7 @@ type ignored struct {
 	Metadata    string `yaml:"app.metadata" kind:"yaml" usage:"ignored"`
 	Redirect    string `yaml:"app.oauth_redirect_url" usage:"ignored"`
 	HealthPath  string `yaml:"scheduler.health_path" usage:"ignored"`
-	Interval    string `yaml:"scheduler.discovery_interval" usage:"ignored: addresses are looked up again when their TTL is over"`
+	Interval    string `yaml:"scheduler.discovery_interval" usage:"ignored: addresses are looked up again after their TTL"`
 	Map         string `yaml:"scheduler.repository_cluster_map" kind:"yaml" usage:"ignored: the receiver of webhooks chooses"`
 	WebhookURL  string `yaml:"github.webhook_url" usage:"ignored"`
 	GitHubAuth  string `yaml:"github.auth" kind:"yaml" usage:"ignored"`
