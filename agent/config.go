@@ -29,7 +29,7 @@ import (
 	"github.com/persys/compute/rpc/limits"
 )
 
-// Names of the packages below that callers need to make an agent.
+// Types of the packages below that a caller needs to make an agent.
 type (
 	// Control is the schedulers' API.
 	Control = session.Control
@@ -77,36 +77,35 @@ type Config struct {
 	// Control reaches the schedulers. Nil means standalone: no session, and orders without epoch
 	// are always taken.
 	Control Control
-	// Discovered is told of the schedulers that answers name: every replica's address and the
-	// leader's (may be empty). It must not block. Optional.
+	// Discovered is called with the addresses of all replicas and of the leader, as a scheduler's answer
+	// names them. The leader's may be empty. It must not block; nil = not called.
 	Discovered func(addresses []string, leader string)
 
 	// Listener serves the agent's API when set; Run closes it. Its server is made with
 	// ServerOptions (credentials, interceptors).
 	Listener      net.Listener
 	ServerOptions []grpc.ServerOption
-	// Limits of the API's port; calls count by host, where there are certificates.
+	// Limits of the API's port. With certificates, calls are counted for each host.
 	Limits limits.Limits
-	// Tracer makes the spans of what an order leads to; nil = none.
+	// Tracer makes spans of the work on an order; nil = none.
 	Tracer trace.Tracer
-	// Authorize, when set, maps client certificates to identities and lets schedulers and the
-	// admin do everything, other identities only read. Nil: everybody may do everything, as under
-	// -insecure.
+	// Authorize, when set, maps client certificates to identities. Schedulers and the admin may then do
+	// everything, other identities may only read. Nil: every caller may do everything, as under -insecure.
 	Authorize *pki.Mapping
-	// Identify, when set, says who is at the other end of a connection instead of Authorize's
-	// mapping; it refuses what has expired or was revoked since the handshake.
+	// Identify, when set, replaces the mapping of Authorize. It refuses certificates that have expired or
+	// were revoked since the handshake.
 	Identify func(tls.ConnectionState) (pki.Identity, error)
-	// Self is who this agent is by its own certificate. The cluster that certificates name is chosen
-	// when they are made, before the cluster has an id: callers must name the same one. Nil: they
-	// must name the cluster's id.
+	// Self is the identity in this agent's certificate. Callers must name the same cluster as it does;
+	// certificates are made before the cluster has an id. Nil: callers must name the cluster's id.
 	Self func() pki.Identity
 	// Advertise is the host:port that schedulers dial; default: derived from Listener, with the
 	// source address towards SchedulerHint (host:port) for a wildcard.
 	Advertise     string
 	SchedulerHint string
 
-	// NotOffered says of kinds without a driver why there is none. Late, asked at every sweep, makes drivers of
-	// those whose runtime has come to the machine since; from then on the factory makes them, too. May be nil.
+	// NotOffered has the reason for each kind without a driver. Late is called at every sweep, and makes
+	// drivers for runtimes that were installed since the start; after that the factory makes them as well.
+	// Late may be nil.
 	NotOffered map[driver.Kind]string
 	Late       Factory
 
@@ -115,25 +114,24 @@ type Config struct {
 	Taints []*controlv1.Taint
 	// Garbage collection; see GC.
 	GC GC
-	// Storage of managed volumes. Without Pools, local ones are beside the state file.
+	// Storage of managed volumes. Without Pools, local volumes are in the folder of the state file.
 	Storage volume.Config
-	// Reserved for the machine itself, taken off what the node offers: millicores, MiB, and GiB of the
+	// Reserved for the machine itself, and not offered to workloads: millicores, MiB, and GiB of the
 	// default pool.
 	ReservedCPU, ReservedMemory, ReservedDisk int64
-	// Threshold is the share of the rest, in percent, that may be promised to workloads: 1 to 100;
-	// 0 is all of it, and nothing is refused here. Else work that would go beyond is; what is here
-	// already never is.
+	// Threshold is the share of what is not reserved, in percent, that may be promised to workloads: 1 to
+	// 100. Orders beyond it are refused; workloads that are here already are not. 0: no order is refused.
 	Threshold int
-	// Guard stops workloads with on_lost_lease: stop when the lease ends, also without this process.
-	// Nil: such workloads are refused.
+	// Guard is the fencer: it stops workloads with on_lost_lease: stop when the lease ends, even if this
+	// process is dead. Nil: such workloads are refused.
 	Guard Fencer
 	// Host measures the machine; default host.New("/").
 	Host host.Host
 
-	// ReconcileInterval between looks at everything; default 30 s.
+	// ReconcileInterval is the time between two sweeps, which list all engines; default 30 s.
 	ReconcileInterval time.Duration
-	// Concurrency is how many workloads are worked on at a time; default 32. Most of a start is waiting: a
-	// container of ten millicores takes the engine three seconds, nearly all of them held up by that limit.
+	// Concurrency is how many workloads are worked on at a time; default 32. Most of a start is waiting: an
+	// engine needs three seconds to start a container that is limited to ten millicores.
 	Concurrency int
 	// StepTimeout bounds one driver call that changes something, pulls included; default 15 min.
 	StepTimeout time.Duration
@@ -141,20 +139,20 @@ type Config struct {
 	ListTimeout time.Duration
 	// StopGrace is what a workload gets to end by itself; default 30 s.
 	StopGrace time.Duration
-	// UsageInterval between two measurements of what workloads use; default 10 s.
+	// UsageInterval is the time between two measurements of CPU, memory and traffic; default 10 s.
 	UsageInterval time.Duration
-	// DiskInterval between two measurements of what workloads occupy, where the engine has to look at
-	// their files for it; default 1 min.
+	// DiskInterval is the time between two measurements of disk use, where an engine has to read the files
+	// of a workload for it; default 1 min.
 	DiskInterval time.Duration
 	// RetryBase, RetryMax, RetryLimit: back-off RetryBase·2^(n-1), at most RetryMax, RetryLimit
 	// attempts; defaults 5 s, 2 min, 3.
 	RetryBase, RetryMax time.Duration
 	RetryLimit          int
-	// StableAfter forgives failures of a workload that ran this long; default 30 s.
+	// StableAfter: the failures of a workload that ran this long are forgotten; default 30 s.
 	StableAfter time.Duration
 
-	// NoSessions refuses commands in workloads and their consoles. SessionIdle ends a session that
-	// nobody said anything in for so long; 0 never does.
+	// NoSessions refuses commands in workloads, and consoles. SessionIdle ends a session without input and
+	// output after this time; 0 = never.
 	NoSessions  bool
 	SessionIdle time.Duration
 
@@ -249,9 +247,9 @@ func (c *Config) core() core.Settings {
 	}
 }
 
-// NodeID resolves the setting PERSYS_NODE_ID: empty means the host name, "auto" the host name and
-// the first 12 digits of the machine id (of a hash of the first hardware address if there is
-// none), for machines that share host names.
+// NodeID resolves the setting PERSYS_NODE_ID. Empty means the host name. "auto" is for machines that
+// share a host name: it adds the first 12 digits of the machine id, or of a hash of the first hardware
+// address if there is no machine id.
 func NodeID(setting string) (string, error) {
 	if setting != "" && setting != "auto" {
 		return setting, spec.CheckID("PERSYS_NODE_ID", setting)

@@ -21,11 +21,11 @@ type instance struct {
 	started    int64 // true time
 	finished   int64
 	exit       int
-	since      int64 // it runs since, for overlaps
+	since      int64 // start of the present run
 }
 
-// engine is what runs on a machine. It outlives its agent, and of an operation
-// under way either all or nothing happens when the agent dies.
+// engine runs the instances of a machine. It outlives its agent. If the agent dies during an operation,
+// the operation ends before or after the call that is under way.
 type engine struct {
 	m     *machine
 	has   map[string]*instance
@@ -33,7 +33,7 @@ type engine struct {
 	count int
 }
 
-// list is the truth, as the engine tells it.
+// list shows all instances, as a driver does.
 func (e *engine) list() map[string]*driver.Observed {
 	out := map[string]*driver.Observed{}
 	for id, i := range e.has {
@@ -59,11 +59,11 @@ type spec struct {
 	running               bool
 	flavour               string
 	ports                 []uint32
-	may                   func() bool // asked by the agent right before it starts it; nil: it may
+	may                   func() bool // asked right before the start; nil: it may start
 }
 
-// do carries out one step and tells done, if the agent that asked still lives.
-// An operation on a busy workload fails, as an engine's does.
+// do carries out one verb and calls done, if the process that asked still lives. It fails if another
+// operation on the workload is under way.
 func (e *engine) do(verb string, sp spec, done func(error)) {
 	w, m := e.m.w, e.m
 	if e.busy[sp.id] {
@@ -119,8 +119,8 @@ func (e *engine) do(verb string, sp spec, done func(error)) {
 		pulled = func() {
 			switch {
 			case !lives():
-				finish(nil) // a pull ends with who asked for it; a start does not
-			case sp.may != nil && m.paused > w.now: // who would start it stands still
+				finish(nil) // a pull ends with its caller; a start does not
+			case sp.may != nil && m.paused > w.now: // the process that would start it is paused
 				w.after(m.paused-w.now, &m.power, pulled)
 			case sp.may != nil && !sp.may():
 				finish(driver.Errorf(driver.RuntimeUnhealthy, verb, "the lease has ended"))
@@ -231,7 +231,7 @@ func (e *engine) start(i *instance) {
 	}
 }
 
-// end stops an instance; the agent may be told.
+// end stops an instance. An event may tell the agent.
 func (e *engine) end(i *instance, state driver.State, code int, why string) {
 	w, m := e.m.w, e.m
 	i.state, i.finished, i.exit = state, w.now, code
@@ -241,12 +241,12 @@ func (e *engine) end(i *instance, state driver.State, code int, why string) {
 	}
 }
 
-// time is a moment by the machine's clock.
+// time is a moment on the machine's clock.
 func (m *machine) time(at int64) time.Time {
 	return time.Unix(0, m.local(at)).UTC()
 }
 
-// local turns true time into the machine's.
+// local converts true time to the machine's clock.
 func (m *machine) local(at int64) int64 {
 	ran := at - start
 	return at + m.offset + ran/1000*m.drift/1000

@@ -37,36 +37,36 @@ type decision struct {
 	until time.Time // of Wait
 }
 
-// desired is what decide looks at of an intent.
+// desired is the part of an intent, and of the memory of a workload, that decide needs.
 type desired struct {
 	running  bool
-	content  string // as engines know it
+	content  string // content label of the instance
 	deleting bool
-	// recreate: it was deleted and ordered anew before the delete was carried out.
+	// recreate: the workload was ordered anew before its delete was carried out.
 	recreate bool
 	restart  bool
-	// asked: an order came since the last attempt. It overrides the back-off and a policy that
+	// asked: an order came since the last attempt. It overrides the back-off, and a restart policy that
 	// leaves ended workloads alone.
 	asked bool
-	// keepEnded: the spec says that a workload that ended is not to be started again by itself.
+	// keepEnded: by its restart policy, an ended workload stays ended.
 	keepEnded bool
-	// waits: exclusive, and known only from the file of a former process. Meanwhile the schedulers
-	// may have placed it elsewhere, so nothing but what runs already is touched until they order it.
+	// waits: the workload is exclusive and known only from the file of a former process. The schedulers may
+	// have placed it elsewhere meanwhile, so it is not started until they order it.
 	waits bool
-	// lapsed: the lease under which it ran has ended. It is stopped, and started by a newer order only.
+	// lapsed: the lease of the workload has ended. It is stopped, and only a newer order starts it.
 	lapsed bool
-	// over: it occupies more than its disk limit, and is kept stopped.
+	// over: the workload occupies more than its disk limit, and is kept stopped.
 	over bool
 }
 
-// observation is what decide looks at of an engine's answer.
+// observation is the part of an engine's answer that decide needs.
 type observation struct {
 	state   workload.State // Absent when the engine does not list it
 	content string         // "" when unknown
 	current bool           // content is unknown but counts as the desired one
 }
 
-// decide is the whole of convergence: the next step for one workload.
+// decide chooses the next step for one workload:
 //
 //	            Absent   Pending  Running  Stopped  Failed   Unknown
 //	deleting    remove*  remove*  remove*  remove*  remove*  remove*
@@ -78,13 +78,13 @@ type observation struct {
 //	lapsed      –        halt     halt     –        –        halt
 //	over        –        halt     halt     –        –        halt
 //
-// * subject to the back-off of f. Another content is replaced in every state that is to run; an
-// Unknown one is left alone because an engine that cannot tell should not be told either.
+// * subject to the back-off of f. An instance with another content is replaced if the workload is to run,
+// in every state but Unknown: an engine that cannot tell the state is left alone.
 func decide(d desired, o observation, f Failure, now time.Time) decision {
 	present := o.state != workload.Absent
 	if d.deleting {
-		// Also when absent: Remove is idempotent, and volumes may outlive the instance. Nothing overrides the
-		// back-off, and nothing ends a delete: it is never given up.
+		// Also if the instance is absent: its volumes may still be there. A new order does not override the
+		// back-off of a delete, and a delete is never given up.
 		if now.Before(f.Next) {
 			return decision{do: Wait, until: f.Next}
 		}
@@ -122,14 +122,14 @@ func decide(d desired, o observation, f Failure, now time.Time) decision {
 	}
 	switch o.state {
 	case workload.Running, workload.Pending:
-		if d.restart { // also of a guest that its hypervisor has paused: nothing else gets it going
+		if d.restart { // also for a guest that its hypervisor has paused: only a restart makes it run
 			return held(decision{do: Restart}, d, f, now)
 		}
 		return decision{}
 	case workload.Absent:
 		return held(decision{do: Ensure}, d, f, now)
 	case workload.Stopped, workload.Failed:
-		// A start that failed is another thing than an end: it is tried again.
+		// A start that failed is not an end: it is tried again.
 		if d.keepEnded && f.Ended != "" && f.Attempts == 0 && !d.asked && !d.restart {
 			return decision{}
 		}
@@ -138,7 +138,7 @@ func decide(d desired, o observation, f Failure, now time.Time) decision {
 	return decision{}
 }
 
-// held delays a step by the back-off.
+// held delays a decision by the back-off.
 func held(s decision, d desired, f Failure, now time.Time) decision {
 	switch {
 	case d.asked || f.Attempts == 0:
@@ -169,11 +169,11 @@ func (p Policy) delay(attempt int) time.Duration {
 	return min(d, p.Max)
 }
 
-// lingers is for how long what has been removed may be what a port was found bound by.
+// lingers is how long an instance that was removed may still bind a port.
 const lingers = 2 * time.Second
 
-// after counts one failed step of an intent. Nothing but success ends a delete. A port that could not be
-// bound while something was ending on this machine is tried again: that may have bound it.
+// after counts one failed step of an intent. A delete is tried until it succeeds. A port that could not be
+// bound is tried again if another instance is ending on this machine, because that one may bind it.
 func (p Policy) after(f Failure, in *Intent, class workload.Class, message string, ending bool, now time.Time) Failure {
 	if in.Deleting {
 		p.Endless = true
@@ -193,7 +193,7 @@ func (p Policy) after(f Failure, in *Intent, class workload.Class, message strin
 func (p Policy) failed(f Failure, class workload.Class, message string, now time.Time) Failure {
 	f.Class, f.Message, f.At = class, message, now
 	if class == workload.RuntimeUnhealthy {
-		// The engine's trouble is not the workload's: it does not use up attempts.
+		// The engine does not work, which is not the workload's fault: it costs no attempts.
 		f.Attempts, f.Next, f.Final = max(f.Attempts, 1), now.Add(p.Base), false
 		return f
 	}
@@ -206,15 +206,14 @@ func (p Policy) failed(f Failure, class workload.Class, message string, now time
 	case class.Transient() && !p.Endless:
 		f.Next, f.Final = time.Time{}, true
 	default:
-		// Space, quota, credentials: somebody may mend it on the machine.
+		// Space, quota and credentials may be mended on the machine.
 		f.Next, f.Final = now.Add(p.Max), true
 	}
 	return f
 }
 
-// settle brings the count of failures up to date with an observation: a workload that should run
-// and ended counts once for each end, one whose start failed as that start, and one that has run for a while
-// is forgiven.
+// settle brings the count of failures up to date with an observation. Each end of a workload that should
+// run counts once, and so does each failed start. After Stable of running, the failures are forgotten.
 func (p Policy) settle(d desired, o workload.Observed, f Failure, now time.Time) Failure {
 	if d.deleting {
 		return f
@@ -227,7 +226,7 @@ func (p Policy) settle(d desired, o workload.Observed, f Failure, now time.Time)
 	}
 	switch o.State {
 	case workload.Running:
-		// Without a start time it counts as just started, until it has one.
+		// Without a start time the workload counts as just started.
 		if f.Attempts > 0 && !o.StartedAt.IsZero() && now.Sub(o.StartedAt) >= p.Stable {
 			return Failure{}
 		}
@@ -237,7 +236,7 @@ func (p Policy) settle(d desired, o workload.Observed, f Failure, now time.Time)
 		}
 		class, message := cmp.Or(o.Class, workload.RuntimeError), cmp.Or(o.Message, fmt.Sprintf("ended with exit code %d", o.ExitCode))
 		if o.StartedAt.IsZero() && o.FinishedAt.IsZero() {
-			// Its start failed, which is no end. The step that tried has counted it, unless that is forgotten.
+			// Its start failed, which is not an end. The failed act has counted it, unless the agent forgot that.
 			if d.asked || f.Attempts > 0 && (f.Final || !f.Next.IsZero()) {
 				return f
 			}
@@ -257,7 +256,7 @@ func (p Policy) settle(d desired, o workload.Observed, f Failure, now time.Time)
 			return f
 		}
 		if !o.StartedAt.IsZero() && ran >= p.Stable {
-			f = Failure{} // an old, healthy run: start over, and at once
+			f = Failure{} // it ran for long: start it at once
 			f.Ended = mark
 			return f
 		}

@@ -1,7 +1,7 @@
-// Package credentials knows what an agent needs to pull images and read Git repositories. It comes from
-// a file of the machine's own, and from Docker's configuration of the user that the agent runs as, so
-// none of it is ever in a workload, on the wire or in the schedulers' log. Both are read when they are
-// needed: a change needs no restart.
+// Package credentials finds the credentials with which an agent pulls images and reads Git repositories.
+// They come from a file on the machine, and from the Docker configuration of the agent's user. So they are
+// never in a workload, in a message, or in the schedulers' log. Both sources are read at each use: a
+// change needs no restart.
 //
 //	registries:
 //	  registry.example.com: {username: robot, password: …}
@@ -35,8 +35,7 @@ import (
 
 // Store finds credentials. The zero value finds none.
 type Store struct {
-	// File is the machine's own file; one that does not exist holds nothing. It must be readable by its
-	// owner only.
+	// File is the path of the file; it need not exist. Only its owner may be able to read it.
 	File string
 	// Docker is the folder of Docker's config.json; empty means none.
 	Docker string
@@ -48,7 +47,7 @@ const maxFile = 1 << 20
 // helperTimeout bounds one credential helper of Docker's configuration.
 const helperTimeout = 20 * time.Second
 
-// secret shows nothing of itself in errors and logs.
+// secret is a text that errors and logs do not show.
 type secret string
 
 func (secret) String() string   { return "***" }
@@ -96,7 +95,7 @@ func (s *Store) read() (content, error) {
 		return out, nil
 	}
 	if err := yaml.UnmarshalWithOptions(raw, &out, yaml.Strict()); err != nil {
-		// The library's own text quotes the lines around the fault.
+		// The library's text is left out, because it quotes the lines around the fault.
 		var at yaml.Error
 		if errors.As(err, &at) && at.GetToken() != nil {
 			return content{}, fmt.Errorf("PERSYS_CREDENTIALS_FILE %s: line %d: not understood; it holds registries and git, each a mapping of name to username, password and hosts",
@@ -112,8 +111,8 @@ func (s *Store) read() (content, error) {
 	return out, nil
 }
 
-// hostOf is the host of a name in the file, which people also write as an address, and for Docker's own registry
-// in the words of Docker's configuration.
+// hostOf is the host of a name in the file. The name may also be an address, or the name that Docker's
+// configuration uses for Docker Hub.
 func hostOf(name string) string {
 	if _, rest, ok := strings.Cut(name, "://"); ok {
 		name = rest
@@ -126,7 +125,7 @@ func hostOf(name string) string {
 	return host
 }
 
-// of is what stands in the file for a registry; a plain host comes first.
+// of is the entry of the file for a registry. An entry with a plain host is preferred.
 func (c content) of(host string) (login, bool) {
 	if l, ok := c.Registries[host]; ok {
 		return l, true
@@ -139,22 +138,22 @@ func (c content) of(host string) (login, bool) {
 	return login{}, false
 }
 
-// tells is whether an entry is for a host.
+// tells reports whether an entry may be used for a host.
 func (l login) tells(host string) bool {
 	return slices.ContainsFunc(l.Hosts, func(h string) bool { return hostOf(h) == strings.ToLower(host) })
 }
 
-// Check reads the file once, so that a fault in it is known at the start.
+// Check reads the file, so that a fault is reported at the start.
 func (s *Store) Check() error {
 	_, err := s.read()
 	return err
 }
 
-// hub is Docker's own name for the registry of references without one.
+// hub is the name in Docker's configuration for Docker Hub, which references without a registry mean.
 const hub = "https://index.docker.io/v1/"
 
-// Registry is the X-Registry-Auth value for an image reference, "" for none. The machine's own file
-// comes first.
+// Registry is the X-Registry-Auth value for an image reference; "" for none. The file is asked before
+// Docker's configuration.
 func (s *Store) Registry(ref string) (string, error) {
 	named, err := reference.ParseNormalizedNamed(ref)
 	if err != nil {
@@ -184,7 +183,7 @@ func (s *Store) Registry(ref string) (string, error) {
 	})
 }
 
-// docker asks Docker's configuration, which may run a helper that takes no deadline.
+// docker asks Docker's configuration, which may run a helper program without a deadline of its own.
 func (s *Store) docker(key string) (types.AuthConfig, error) {
 	type answer struct {
 		auth types.AuthConfig
@@ -213,9 +212,9 @@ func (s *Store) docker(key string) (types.AuthConfig, error) {
 	}
 }
 
-// Git returns user and password for a repository on host: of the entry with the name, or for an empty
-// name of the one that lists the host; empty ones for none. An entry is told only to its own hosts,
-// since whoever writes a workload chooses the address.
+// Git returns user and password for a repository on host. It uses the entry with the name, or, if the name
+// is empty, the entry that lists the host. Both are empty if there is none. An entry is used only for its
+// own hosts, because the author of a workload chooses the address.
 func (s *Store) Git(name, host string) (user, password string, err error) {
 	own, err := s.read()
 	if err != nil {

@@ -16,12 +16,12 @@ import (
 	"github.com/persys/compute/agent/fencer/lease"
 )
 
-// Client is an agent's way to its guards. It is for one caller at a time.
+// Client connects an agent to its fencers. It is for one caller at a time.
 type Client struct {
 	Dir string
-	// Start starts a guard; nil where somebody else does, such as systemd.
+	// Start starts a fencer; nil if a supervisor such as systemd does.
 	Start func() error
-	// Version of the guards that this client starts: one of another version is replaced.
+	// Version of the fencers that this client starts. A fencer of another version is replaced.
 	Version string
 	Logger  *slog.Logger
 
@@ -32,15 +32,15 @@ type Client struct {
 	silent  int // calls in a row that were not answered in time
 }
 
-// Times of one call. An agent that waits longer than that would not confirm in time.
+// Times of one call. An agent that waited longer would not confirm the end of a lease in time.
 const (
 	callTimeout  = time.Second
 	startTimeout = 3 * time.Second
 	startAgain   = time.Second
 )
 
-// Renew tells the guard, and returns what it knows. A guard that is not there is started, one that
-// does not answer is killed, so that the other takes over, if it is ours to start.
+// Renew sends a renewal and returns the answer. If the client may start fencers, it starts one if none
+// runs, and kills the first one if it does not answer, so that the second takes over.
 func (c *Client) Renew(ctx context.Context, in lease.Renewal) (lease.Status, error) {
 	out, err := c.call(ctx, in)
 	if err != nil {
@@ -54,7 +54,7 @@ func (c *Client) Renew(ctx context.Context, in lease.Renewal) (lease.Status, err
 			return lease.Status{}, err
 		}
 		for until := time.Now().Add(callTimeout); Alive(out.Guard) && time.Now().Before(until) && ctx.Err() == nil; {
-			time.Sleep(10 * time.Millisecond) // until it has given up its place
+			time.Sleep(10 * time.Millisecond) // until it has released its lock
 		}
 		c.started = time.Time{}
 		return c.call(ctx, in)
@@ -107,7 +107,7 @@ func (c *Client) call(ctx context.Context, in lease.Renewal) (lease.Status, erro
 	return out, nil
 }
 
-// connect finds a guard, or starts one.
+// connect connects to a fencer, and starts one if none runs.
 func (c *Client) connect(ctx context.Context) error {
 	err := c.dial()
 	if err == nil || c.Start == nil || time.Since(c.started) < startAgain {
@@ -136,7 +136,7 @@ func (c *Client) dial() error {
 	if err != nil {
 		return fmt.Errorf("guard: %w", err)
 	}
-	// Who does not answer at all is known from the socket.
+	// The process is known from the socket, even if it never answers.
 	if p, err := listener(conn); err == nil {
 		c.last = lease.Status{Guard: p}
 	}
@@ -145,7 +145,7 @@ func (c *Client) dial() error {
 	return nil
 }
 
-// listener is the process that listens at the other end.
+// listener is the process at the other end of a connection.
 func listener(conn net.Conn) (lease.Process, error) {
 	raw, err := conn.(*net.UnixConn).SyscallConn()
 	if err != nil {
@@ -167,5 +167,5 @@ func (c *Client) close() {
 	}
 }
 
-// Close ends the connection; the guard goes on.
+// Close ends the connection; the fencer goes on.
 func (c *Client) Close() { c.close() }

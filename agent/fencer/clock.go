@@ -12,8 +12,8 @@ import (
 	"github.com/persys/compute/agent/fencer/lease"
 )
 
-// Now is the time since the machine started, in suspension too. Unlike the clock of the wall nobody
-// sets it, and unlike Go's own it goes on while the machine sleeps.
+// Now is the time since the machine started (CLOCK_BOOTTIME). Unlike the wall clock nobody sets it, and
+// unlike Go's monotonic clock it goes on while the machine is suspended.
 func Now() time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
@@ -22,7 +22,7 @@ func Now() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// BootID differs after each start of the machine: a time of Now means nothing after the next one.
+// BootID is another one after each start of the machine. A time of Now is valid for one BootID.
 func BootID() (string, error) {
 	raw, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -39,7 +39,7 @@ func processOf(pid int) (lease.Process, error) {
 	if err != nil {
 		return lease.Process{}, err
 	}
-	// The name stands in parentheses and may hold anything.
+	// The name of the program is in parentheses and may contain any character.
 	text := string(raw)
 	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
 	if len(fields) < 20 {
@@ -52,13 +52,13 @@ func processOf(pid int) (lease.Process, error) {
 	return lease.Process{PID: pid, Start: start}, err
 }
 
-// Alive reports whether the process exists, be it paused.
+// Alive reports whether the process exists; it may be paused.
 func Alive(p lease.Process) bool {
 	now, err := processOf(p.PID)
 	return p.PID > 0 && err == nil && now == p
 }
 
-// Kill kills exactly this process.
+// Kill kills this process, and no other one that got its process id.
 func Kill(p lease.Process) error {
 	if p.PID <= 0 {
 		return os.ErrProcessDone
@@ -68,7 +68,7 @@ func Kill(p lease.Process) error {
 		return os.ErrProcessDone
 	}
 	defer unix.Close(fd)
-	if !Alive(p) { // asked after the descriptor holds the process
+	if !Alive(p) { // checked after the descriptor refers to the process
 		return os.ErrProcessDone
 	}
 	return unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)

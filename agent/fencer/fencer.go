@@ -123,8 +123,8 @@ func Run(ctx context.Context, opt Options) error {
 	return nil
 }
 
-// claim takes the place of the first, or else that of the second, who waits in the background for
-// the other place.
+// claim takes the lock of the first fencer, or else that of the second. The second waits in the
+// background for the first lock.
 func (f *Fencer) claim(ctx context.Context) (*os.File, error) {
 	first, err := lockFile(filepath.Join(f.opt.Dir, firstLock))
 	if err == nil {
@@ -148,7 +148,7 @@ func (f *Fencer) claim(ctx context.Context) (*os.File, error) {
 			lock, err := lockFile(filepath.Join(f.opt.Dir, firstLock))
 			if err == nil {
 				f.opt.Logger.Info("the first guard has ended; this is the first now")
-				second.Close() // for the next second
+				second.Close() // another process may be the second now
 				if err := f.lead(ctx); err != nil {
 					f.opt.Logger.Error("guard", "error", err)
 					f.retire()
@@ -177,7 +177,7 @@ func lockFile(path string) (*os.File, error) {
 	return f, nil
 }
 
-// lead begins the work of the first: the socket and the second.
+// lead begins the work of the first fencer: it serves the socket and keeps a second fencer.
 func (f *Fencer) lead(ctx context.Context) error {
 	l, err := listen(f.opt.Dir)
 	if err != nil {
@@ -189,7 +189,7 @@ func (f *Fencer) lead(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, l.Close())
 	}
-	// Of guards that were killed. What the second writes at this moment it writes again.
+	// Fencers that were killed left these files. If the second is writing one now, it writes it again.
 	left, _ := filepath.Glob(filepath.Join(f.opt.Dir, nextLeases))
 	for _, path := range left {
 		_ = os.Remove(path)
@@ -202,7 +202,7 @@ func (f *Fencer) lead(ctx context.Context) error {
 	return nil
 }
 
-// at is a path to the folder that is short enough for a socket, whatever the folder's own is.
+// at is a path into the folder that is short enough for a socket. done releases it.
 func at(dir, name string) (path string, done func(), err error) {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -224,11 +224,11 @@ func listen(dir string) (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.SetUnlinkOnClose(false) // by then the name may be the next one's
+	l.SetUnlinkOnClose(false) // another fencer may use the name by then
 	return l, os.Chmod(filepath.Join(dir, socketFile), 0o600)
 }
 
-// keepSecond keeps a second guard alive.
+// keepSecond keeps a second fencer alive.
 func (f *Fencer) keepSecond(ctx context.Context) {
 	for ctx.Err() == nil {
 		p, err := f.opt.Second()
@@ -241,7 +241,7 @@ func (f *Fencer) keepSecond(ctx context.Context) {
 			select {
 			case <-ended:
 			case <-ctx.Done():
-				// It is ours: it ends with us when we retire, and not when we are killed.
+				// The second ends when this process retires, and goes on when it is killed.
 				_ = p.Kill()
 				<-ended
 			}
@@ -276,7 +276,7 @@ func (f *Fencer) serve(ctx context.Context, l net.Listener) {
 		if err != nil {
 			if ctx.Err() == nil {
 				f.opt.Logger.Error("guard", "error", err)
-				f.retire() // nobody can reach it: let the second take over
+				f.retire() // no agent can reach it: let the second take over
 			}
 			return
 		}
@@ -284,7 +284,7 @@ func (f *Fencer) serve(ctx context.Context, l net.Listener) {
 	}
 }
 
-// talk answers each line with one.
+// talk answers each line of an agent with one line.
 func (f *Fencer) talk(ctx context.Context, conn net.Conn) {
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
@@ -308,7 +308,7 @@ func (f *Fencer) talk(ctx context.Context, conn net.Conn) {
 	}
 }
 
-// take answers one renewal of the agent.
+// take answers one renewal.
 func (f *Fencer) take(in lease.Renewal) lease.Status {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -332,7 +332,7 @@ func (f *Fencer) take(in lease.Renewal) lease.Status {
 	return f.sign(out)
 }
 
-// sign adds to an answer what it says of this fencer. It is called with mu held.
+// sign adds the facts about this fencer to an answer. It is called with mu held.
 func (f *Fencer) sign(out lease.Status) lease.Status {
 	out.Version, out.Guard, out.Second, out.Stops = f.opt.Version, f.self, f.second, f.opt.Stops
 	return out

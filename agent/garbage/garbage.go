@@ -54,10 +54,10 @@ type Collector struct {
 	at time.Time // of the last periodic run
 }
 
-// Findings of one look for garbage.
+// Findings are the garbage that one run found.
 type Findings struct {
 	Items   []Finding
-	Skipped []string // what was not looked at, and why
+	Skipped []string // places that were not searched, and why
 }
 
 // Finding is one piece of garbage.
@@ -69,8 +69,8 @@ type Finding struct {
 	Err     error
 }
 
-// look changes nothing. What cannot be told for certain, because a runtime does not answer,
-// is skipped and said so: it never counts as absent.
+// look finds garbage and changes nothing. A runtime that does not answer is skipped: its workloads do not
+// count as absent.
 func (c *Collector) look(ctx context.Context) Findings {
 	var out Findings
 	healthy := true
@@ -128,7 +128,7 @@ func (c *Collector) look(ctx context.Context) Findings {
 	return out
 }
 
-// garbageOf asks one driver, after it proved that its engine answers.
+// garbageOf asks one driver, after its engine has answered.
 func (c *Collector) garbageOf(ctx context.Context, drv driver.Driver, q driver.GarbageQuery) ([]driver.Garbage, error) {
 	from, ok := drv.(driver.Collector)
 	if !ok {
@@ -172,8 +172,7 @@ func (c *Collector) oldRecords(now time.Time) []Finding {
 	return out
 }
 
-// Collect looks and, unless dry, removes what it found, each removal with a line of history that
-// the schedulers turn into an event.
+// Collect finds garbage and, unless dry, removes it. by is the person who asked, and may be empty.
 func (c *Collector) Collect(ctx context.Context, dry, orphans bool, by string) Findings {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -196,7 +195,7 @@ func (c *Collector) Collect(ctx context.Context, dry, orphans bool, by string) F
 	return out
 }
 
-// Record makes a removal part of the task history.
+// Record adds a removal to the task history.
 func (c *Collector) Record(f *Finding, by string) {
 	now := time.Now()
 	text := fmt.Sprintf("%s %s: %s", f.Kind, f.Name, f.Reason)
@@ -218,7 +217,7 @@ func (c *Collector) Record(f *Finding, by string) {
 	}
 }
 
-// Periodic runs at the start and then at its interval.
+// Periodic collects garbage if Every has passed since the last periodic run.
 func (c *Collector) Periodic(ctx context.Context, now time.Time) {
 	if c.Every <= 0 {
 		return

@@ -1,6 +1,5 @@
-// Package health checks workloads that run: an HTTP path, a TCP port or a command inside. It runs
-// beside convergence and decides nothing: what it finds is shown in the status, and takes an unhealthy
-// workload out of DNS.
+// Package health checks running workloads: an HTTP path, a TCP port, or a command inside. The result is
+// shown in the status, and DNS leaves out unhealthy workloads. It restarts nothing.
 package health
 
 import (
@@ -23,13 +22,13 @@ import (
 
 // The states of a watched workload.
 const (
-	Starting  = "starting" // not known yet
+	Starting  = "starting" // no result yet
 	Healthy   = "healthy"
 	Unhealthy = "unhealthy"
 )
 
-// atOnce bounds the checks that run at a time. One that takes longer than hold is counted no more: those that
-// hang would keep all others from being made.
+// atOnce bounds the checks that run at a time. A check that takes longer than hold no longer counts, so
+// that checks that hang do not block the others.
 const (
 	atOnce = 16
 	hold   = 10 * time.Second
@@ -47,18 +46,18 @@ const (
 // Target is an instance to check.
 type Target struct {
 	ID driver.ID
-	// Instance changes when the workload is recreated or started again: what was known counts no more.
+	// Instance changes when the workload is recreated or started again. Earlier results no longer count then.
 	Instance string
 	Started  time.Time
-	// Addresses of the workload, and what the host forwards to it where it has none.
+	// Addresses of the workload, and the ports that the host forwards to it if it has none.
 	Addresses []string
 	Ports     []driver.Port
 	Check     *agentv1.HealthCheck
-	// Execer runs commands; nil: they fail.
+	// Execer runs commands; without one, command checks fail.
 	Execer driver.Execer
 }
 
-// Checker watches workloads, each in a task of its own that ends with it. Its methods do not block.
+// Checker checks workloads, each in a goroutine of its own. Its methods do not block.
 type Checker struct {
 	ctx     context.Context
 	spawn   func(func())
@@ -78,14 +77,14 @@ type watch struct {
 	failed int // in a row
 }
 
-// New makes a checker that ends with ctx. spawn starts a task; changed is told, from a task, that
-// State says something else.
+// New makes a checker that ends with ctx. spawn starts a goroutine. changed is called, from such a
+// goroutine, when State has changed.
 func New(ctx context.Context, spawn func(func()), changed func(driver.ID)) *Checker {
 	return &Checker{ctx: ctx, spawn: spawn, changed: changed, slots: make(chan struct{}, atOnce), watched: map[driver.ID]*watch{}}
 }
 
-// Watch checks a target from now on, in the place of what was watched under its id. Nothing changes
-// for one that is watched already.
+// Watch checks a target from now on, and replaces an earlier target of its id. A target with the same
+// Instance only gets new addresses.
 func (c *Checker) Watch(t Target) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -102,7 +101,7 @@ func (c *Checker) Watch(t Target) {
 	c.spawn(func() { c.run(ctx, w) })
 }
 
-// Drop ends the watch of a workload.
+// Drop ends the checks of a workload.
 func (c *Checker) Drop(id driver.ID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -112,8 +111,7 @@ func (c *Checker) Drop(id driver.ID) {
 	}
 }
 
-// State is what is known of a workload: the state, and why it is not healthy. Empty if it is not
-// watched.
+// State is the state of a workload, and why it is not healthy. Both are empty if it is not checked.
 func (c *Checker) State(id driver.ID) (state, detail string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -130,8 +128,8 @@ func or(v int32, otherwise time.Duration) time.Duration {
 	return time.Duration(v) * time.Second
 }
 
-// run checks at once and then at the interval; while nothing is known, at a tenth of it, so that a
-// workload that is ready is not kept waiting.
+// run checks at once and then at the interval. Before the first result it checks at a tenth of the
+// interval, so that a workload that is ready is not kept waiting.
 func (c *Checker) run(ctx context.Context, w *watch) {
 	check := w.target.Check
 	interval := or(check.GetIntervalSeconds(), defaultInterval)
@@ -169,7 +167,7 @@ func (c *Checker) run(ctx context.Context, w *watch) {
 	}
 }
 
-// note takes a result in and returns the state that follows.
+// note counts a result and returns the state that follows.
 func (c *Checker) note(w *watch, err error) string {
 	check := w.target.Check
 	c.mu.Lock()
@@ -178,7 +176,7 @@ func (c *Checker) note(w *watch, err error) string {
 	case err == nil:
 		w.state, w.detail, w.failed = Healthy, "", 0
 	case w.state != Healthy && time.Since(w.target.Started) < time.Duration(check.GetStartPeriodSeconds())*time.Second:
-		// It is still starting; its failures do not count.
+		// Failures while the workload starts do not count.
 	default:
 		retries := int(check.GetRetries())
 		if retries <= 0 {
@@ -197,16 +195,16 @@ func (c *Checker) note(w *watch, err error) string {
 	return state
 }
 
-// brief is an error as it stands in a status, whose parts are told apart by semicolons. It is UTF-8, whatever
-// a workload answered: the wire takes no other strings.
+// brief shortens an error for the status: without semicolons, which separate the parts of a status, and
+// always UTF-8, which protobuf requires.
 func brief(err error) string {
 	out := strings.Map(func(r rune) rune {
 		if r == ';' || r < ' ' {
 			return ','
 		}
-		return r // what is no letter comes as utf8.RuneError
+		return r // bytes that are not UTF-8 come as utf8.RuneError
 	}, err.Error())
-	return strings.ToValidUTF8(out[:min(len(out), maxDetail)], "") // nor is half a letter
+	return strings.ToValidUTF8(out[:min(len(out), maxDetail)], "") // nor a rune that was cut
 }
 
 // once makes one check.
@@ -227,8 +225,8 @@ func (c *Checker) once(ctx context.Context, t Target) error {
 	}
 }
 
-// each tries the places where a port of the workload may be reached, of which one has to do; all at once, since
-// one that does not answer at all takes the whole time of the check.
+// each tries all addresses of a port of the workload at once; one success is enough. One after the other
+// would not do, because an address that does not answer takes the whole time of the check.
 func (c *Checker) each(ctx context.Context, t Target, try func(ctx context.Context, addr string) error) error {
 	port := int(t.Check.GetPort())
 	var places []string
@@ -271,7 +269,7 @@ func (c *Checker) get(ctx context.Context, addr, path string) error {
 		return err
 	}
 	req.Header.Set("User-Agent", "persys-agent health check")
-	// One connection for each check: a kept one could outlive what it leads to.
+	// Each check makes a new connection: an old one may lead to an earlier instance.
 	tr := &http.Transport{DialContext: c.dial.DialContext, DisableKeepAlives: true, Proxy: nil}
 	defer tr.CloseIdleConnections()
 	client := http.Client{Transport: tr, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}

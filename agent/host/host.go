@@ -1,5 +1,4 @@
-// Package host is what an agent knows of its machine: what it has and uses, what tells it from others of its name,
-// and where it is reached.
+// Package host measures the machine of an agent, and finds a name and an address for it.
 package host
 
 import (
@@ -15,14 +14,14 @@ import (
 	"github.com/persys/compute/agent/usage"
 )
 
-// Totals is what a machine has.
+// Totals are the sizes of a machine.
 type Totals struct {
 	CPUMillicores int64
 	MemoryMB      int64
 	DiskGB        int64
 }
 
-// Usage is what is in use on a machine, whoever uses it. Percentages are 0 to 100.
+// Usage is what all programs on a machine use together. Percentages are 0 to 100.
 type Usage struct {
 	CPUMillicores                          int64
 	MemoryMB                               int64
@@ -91,7 +90,7 @@ func (h *machine) Run(ctx context.Context) error {
 	}
 }
 
-// sample keeps the last figure of whatever cannot be read now.
+// sample reads all figures. A figure that cannot be read keeps its last value.
 func (h *machine) sample(ctx context.Context) {
 	times, timesErr := cpu.TimesWithContext(ctx, false)
 	memory, memoryErr := mem.VirtualMemoryWithContext(ctx)

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Suffix tells machines of one host name apart: the first 12 digits of the machine id, of a hash of the first
-// hardware address if there is none; "" if there is neither.
+// Suffix distinguishes machines that share a host name. It is the first 12 digits of the machine id, or of
+// a hash of the first hardware address; "" if there is neither.
 func Suffix() string {
 	if raw, err := os.ReadFile("/etc/machine-id"); err == nil {
 		if text := strings.TrimSpace(string(raw)); len(text) >= 12 {
@@ -31,9 +31,9 @@ func Suffix() string {
 	return ""
 }
 
-// Advertised is where schedulers reach a listener (contract/semantics.md, section 11): its own
-// host, or for a wildcard the source address towards a scheduler, else the first global one, else
-// 127.0.0.1. A loopback listener keeps its address, unlike legacy v1 agents': nothing else answers.
+// Advertised is the address at which schedulers reach a listener (contract/semantics.md, section 11): its
+// own host; for a wildcard the source address towards a scheduler, else the first global address, else
+// 127.0.0.1. A loopback listener keeps its address, which legacy v1 agents replaced.
 func Advertised(addr net.Addr, scheduler string) (string, error) {
 	host, port, err := net.SplitHostPort(addr.String())
 	if err != nil {
@@ -41,7 +41,7 @@ func Advertised(addr net.Addr, scheduler string) (string, error) {
 	}
 	ip := net.ParseIP(host)
 	if ip != nil && !ip.IsUnspecified() {
-		return addr.String(), nil // bound to one address: no other answers
+		return addr.String(), nil // only this address answers
 	}
 	if scheduler != "" {
 		// Connecting a UDP socket sends nothing; it only asks for the route.

@@ -33,7 +33,7 @@ type Metrics struct {
 	tooMany                                       *prometheus.CounterVec
 }
 
-// Limited counts what a limit refused.
+// Limited counts a call or connection that a limit refused.
 func (m *Metrics) Limited(reason string) {
 	if m != nil {
 		m.tooMany.WithLabelValues(reason).Inc()
@@ -176,8 +176,8 @@ func (m *Metrics) Refused(r *core.Refusal) {
 	}
 }
 
-// oldFailure is how long a workload has been Failed when it counts as an old
-// failure (contract/semantics.md, section 11).
+// oldFailure: a workload that has been Failed for longer counts as an old failure
+// (contract/semantics.md, section 11).
 const oldFailure = time.Hour
 
 // readAgent declares the gauges. from may be nil where only the names matter.
@@ -192,7 +192,7 @@ func (m *Metrics) readAgent(from *Source) {
 		cpu    = m.ReadGauge("system_cpu_utilization_percent", "0 to 100.")
 		disk   = m.ReadGauge("system_disk_utilization_percent", "0 to 100.", "mount_point")
 		cards  = m.ReadGauge("system_network_bytes", "What the machine's own network cards received and sent since it started.", "direction")
-		// Sums by kind: a workload's id is what a caller chose, and never becomes a label.
+		// Sums for each kind: callers choose ids, and a label for each id would grow without bound.
 		useCPU     = m.ReadGauge("workload_cpu_millicores", "Processor use of all workloads of a kind between their two newest samples.", "type")
 		useMemory  = m.ReadGauge("workload_memory_bytes", "Memory in use by all workloads of a kind.", "type")
 		useDisk    = m.ReadGauge("workload_disk_bytes", "What all workloads of a kind occupy beyond images and volumes, where it is measured.", "type")

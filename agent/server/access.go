@@ -15,9 +15,9 @@ import (
 	"github.com/persys/compute/rpc/limits"
 )
 
-// Permit lets schedulers and the admin drive this agent, and gateways and who has a certificate from
-// elsewhere only look: a certificate of the CA alone is no permission. Users of
-// the cluster ask the schedulers, which know who acts in which namespaces.
+// Permit decides whether a caller may use a method. Schedulers and the admin may use all. Gateways and
+// mapped certificates of other authorities may only read. Other agents and users of the cluster may only
+// ask for the health: an agent does not know namespaces, the schedulers do.
 func (s *Server) Permit(ctx context.Context, method string, mapping pki.Mapping) error {
 	if !strings.HasPrefix(method, "/"+agentv1.AgentService_ServiceDesc.ServiceName+"/") {
 		return nil // health and reflection
@@ -54,7 +54,7 @@ func (s *Server) Permit(ctx context.Context, method string, mapping pki.Mapping)
 	return status.Errorf(codes.PermissionDenied, "%s %q may not call %s", id.Role, id.ID, method)
 }
 
-// Authorize makes every call pass Permit.
+// Authorize are the options of a gRPC server that pass every call through Permit.
 func (s *Server) Authorize(mapping pki.Mapping) []grpc.ServerOption {
 	hosts := limits.NewPeers(s.cfg.Limits, s.cfg.Metrics.Limited)
 	enter := func(ctx context.Context) (*limits.Entry, error) {

@@ -19,22 +19,22 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// Bounds of sessions. A person's command must not wait for ever for an engine, nor hold one.
+// Bounds of sessions: a command must not wait for an engine without end, nor occupy it.
 const (
-	sessionOpening = 25 * time.Second // less than the schedulers wait
-	sessionEnding  = 10 * time.Second // for the exit code of a command whose output has ended
+	sessionOpening = 25 * time.Second // shorter than the schedulers wait
+	sessionEnding  = 10 * time.Second // wait for the exit code after the output has ended
 	maxSessions    = 64
 )
 
-// The causes that end a session from here.
+// The causes for which the agent ends a session.
 var (
 	errIdle     = errors.New("no input and no output for too long")
 	errStopping = errors.New("the agent is stopping")
 )
 
-// Exec is a session: a command in a workload, or the workload's console. It ends with the command,
-// with the caller, after Config.SessionIdle without input and output, and with the agent; the
-// command never outlives it.
+// Exec runs a command in a workload, or connects to its console. The session ends with the command, with
+// the caller, after Config.SessionIdle without input and output, and with the agent. The command does not
+// outlive the session.
 func (s *Server) Exec(stream agentv1.AgentService_ExecServer) error {
 	if s.cfg.NoSessions {
 		return status.Error(codes.FailedPrecondition, "PERSYS_EXEC_ENABLED is false on this node: nobody runs commands in its workloads")
@@ -70,10 +70,10 @@ func (s *Server) Exec(stream agentv1.AgentService_ExecServer) error {
 		return sessionError(o.GetWorkloadId(), err)
 	}
 	defer session.Close()
-	// Closing is what ends an Output that waits.
+	// Close ends an Output call that waits.
 	defer context.AfterFunc(ctx, func() { session.Close() })()
 	log.Info("session opened", "command", strings.Join(o.GetCommand(), " "), "console", o.GetConsole())
-	code, err := s.converseIn(ctx, cancel, stream, session)
+	code, err := s.carry(ctx, cancel, stream, session)
 	log.Info("session closed", "exit_code", code, "seconds", int(time.Since(began).Seconds()), "err", err)
 	return err
 }
@@ -105,9 +105,9 @@ func (s *Server) openSession(ctx context.Context, o *agentv1.ExecOpen) (driver.S
 	})
 }
 
-// converseIn carries bytes until the session ends. cancel ends it from here.
-func (s *Server) converseIn(ctx context.Context, cancel context.CancelCauseFunc, stream agentv1.AgentService_ExecServer, session driver.Session) (int, error) {
-	var touched atomic.Int64 // when something was said last
+// carry passes input and output on until the session ends. cancel ends the session.
+func (s *Server) carry(ctx context.Context, cancel context.CancelCauseFunc, stream agentv1.AgentService_ExecServer, session driver.Session) (int, error) {
+	var touched atomic.Int64 // time of the last input or output
 	touch := func() { touched.Store(time.Now().UnixNano()) }
 	touch()
 	if idle := s.cfg.SessionIdle; idle > 0 {
@@ -126,7 +126,7 @@ func (s *Server) converseIn(ctx context.Context, cancel context.CancelCauseFunc,
 	}}); err != nil {
 		return 0, err
 	}
-	go func() { // ends with the stream, which ends with the handler
+	go func() { // ends with the stream, and that with the handler
 		if err := s.hear(ctx, stream, session, touch); err != nil {
 			cancel(err)
 		}
@@ -153,7 +153,7 @@ func (s *Server) converseIn(ctx context.Context, cancel context.CancelCauseFunc,
 	}
 	switch cause := context.Cause(ctx); {
 	case errors.Is(cause, errIdle):
-		return 0, status.Errorf(codes.DeadlineExceeded, "the session was ended: nothing was said for %s (PERSYS_EXEC_IDLE_TIMEOUT)", s.cfg.SessionIdle)
+		return 0, status.Errorf(codes.DeadlineExceeded, "the session was ended: no input and no output for %s (PERSYS_EXEC_IDLE_TIMEOUT)", s.cfg.SessionIdle)
 	case errors.Is(cause, errStopping):
 		return 0, status.Error(codes.Unavailable, "the session was ended: the agent is stopping")
 	case ctx.Err() != nil:
@@ -168,12 +168,12 @@ func (s *Server) converseIn(ctx context.Context, cancel context.CancelCauseFunc,
 	return code, stream.Send(&agentv1.ExecResponse{Message: &agentv1.ExecResponse_Exit{Exit: &agentv1.ExecExit{Code: int32(code)}}})
 }
 
-// sizeOf is a terminal's size; what is larger than any terminal is as large as one can be.
+// sizeOf is a terminal's size, at most 65535 rows and columns.
 func sizeOf(s *agentv1.TerminalSize) driver.TerminalSize {
 	return driver.TerminalSize{Rows: uint16(min(s.GetRows(), math.MaxUint16)), Columns: uint16(min(s.GetColumns(), math.MaxUint16))}
 }
 
-// hear carries out what the caller says, until it has said everything, which is no error.
+// hear carries out the caller's messages. It returns nil when the caller has sent its last one.
 func (s *Server) hear(ctx context.Context, stream agentv1.AgentService_ExecServer, session driver.Session, touch func()) error {
 	for {
 		m, err := stream.Recv()
@@ -186,7 +186,7 @@ func (s *Server) hear(ctx context.Context, stream agentv1.AgentService_ExecServe
 		touch()
 		switch b := m.GetMessage().(type) {
 		case *agentv1.ExecRequest_Input:
-			// A command that has ended or closed its input wants no more; its exit code says enough.
+			// The command may have ended or closed its input: its exit code tells the caller.
 			_, err = session.Write(b.Input)
 		case *agentv1.ExecRequest_EndInput:
 			err = session.CloseWrite()

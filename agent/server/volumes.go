@@ -13,7 +13,7 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// CollectGarbage looks for what is no longer needed and, unless it is a dry run, removes it.
+// CollectGarbage finds garbage and, unless it is a dry run, removes it.
 func (s *Server) CollectGarbage(ctx context.Context, req *agentv1.CollectGarbageRequest) (*agentv1.CollectGarbageResponse, error) {
 	if err := s.fence(req.GetEpoch(), req.GetNodeId(), true); err != nil {
 		return nil, err
@@ -32,7 +32,7 @@ func (s *Server) CollectGarbage(ctx context.Context, req *agentv1.CollectGarbage
 	return out, nil
 }
 
-// ListVolumes tells the managed volumes of this machine.
+// ListVolumes lists the managed volumes of this machine.
 func (s *Server) ListVolumes(_ context.Context, req *agentv1.ListVolumesRequest) (*agentv1.ListVolumesResponse, error) {
 	if err := s.fence(req.GetEpoch(), "", false); err != nil {
 		return nil, err

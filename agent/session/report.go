@@ -12,8 +12,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// changes are the reports newer than a version, or all of them, by id; and the version they bring a
-// reader to.
+// changes are the reports newer than a version, or all of them, by id; and the version of the newest.
 func changes(s core.State, full, epochs bool, after uint64, now time.Time) ([]*controlv1.WorkloadStatus, uint64) {
 	var out []*controlv1.WorkloadStatus
 	changed, gone := s.Changes(full, epochs, after, now)
@@ -38,7 +37,7 @@ func generation(g workload.Generation) *controlv1.Generation {
 	return &controlv1.Generation{Incarnation: g.Incarnation, Sequence: g.Sequence}
 }
 
-// report is the status of a workload in the words of the control API.
+// report is the status of a workload as a message of the control API.
 func report(w *core.Workload) *controlv1.WorkloadStatus {
 	st := w.Status
 	out := &controlv1.WorkloadStatus{
@@ -81,8 +80,8 @@ func stateName(s workload.State) string {
 	return "Unknown"
 }
 
-// shorten leaves each message its share of a MiB, if they are more together: when a disk fails, everything on it
-// has a long one, and a heartbeat that is too long to be sent loses the node.
+// shorten cuts messages if all of them together exceed a MiB. When a disk fails, every workload on it may
+// have a long message, and a heartbeat that is too long to be sent would lose the node.
 func shorten(list []*controlv1.WorkloadStatus) {
 	const mostWords = 1 << 20
 	total := 0
@@ -92,7 +91,7 @@ func shorten(list []*controlv1.WorkloadStatus) {
 	if total <= mostWords {
 		return
 	}
-	share := mostWords / len(list) / 2 // of the two that say the same
+	share := mostWords / len(list) / 2 // the status and its reason have the same text
 	for _, s := range list {
 		s.Message = workload.Tail(s.Message, share)
 		if s.Reason != nil {

@@ -39,7 +39,7 @@ const protocol = 1
 const (
 	// coalesce is how long a change waits for others before it is reported.
 	coalesce = 100 * time.Millisecond
-	// FullEvery is how many heartbeats carry changes only before one carries everything.
+	// FullEvery is how many heartbeats with only the changes are sent before a full one.
 	FullEvery = 20
 
 	backoffMin = 50 * time.Millisecond
@@ -64,8 +64,8 @@ type Config struct {
 	Storage *volume.Manager
 	Metrics *metrics.Metrics
 	Logger  *slog.Logger
-	// Discovered is told of the schedulers that answers name: every replica's address and the leader's,
-	// which may be empty. It must not block.
+	// Discovered is called with the addresses of all replicas and of the leader, as an answer names them.
+	// The leader's may be empty. It must not block.
 	Discovered func(addresses []string, leader string)
 
 	NodeID, Version, Advertise string
@@ -164,7 +164,7 @@ func (c *Session) Run(ctx context.Context) {
 	}
 }
 
-// note keeps the outcome of a call; a lasting problem is logged when it begins, changes and ends.
+// note keeps the outcome of a call. A problem is logged when it begins, changes and ends.
 func (c *Session) note(err error) {
 	problem := ""
 	if err != nil {
@@ -194,8 +194,8 @@ func (c *Session) pause(ctx context.Context) {
 	}
 }
 
-// wait returns when the next heartbeat is due: at the interval, less up to a tenth so that agents
-// do not march in step, or soon after a change.
+// wait returns when the next heartbeat is due: soon after a change, or at the interval. A random part of
+// up to a tenth is taken off the interval, so that agents do not all send at the same time.
 func (c *Session) wait(ctx context.Context, from time.Time) {
 	d := c.interval - rand.N(c.interval/10+1)
 	timer := time.NewTimer(time.Until(from.Add(d)))
@@ -259,8 +259,8 @@ func (c *Session) setInterval(seconds int32) {
 	}
 }
 
-// extend takes over a lease. Ours come as a length, counted from when the request was sent; an
-// Legacy v1 scheduler gives the end by its own clock, which has to be believed.
+// extend takes over a lease. Our schedulers name its length, which counts from when the request was sent.
+// A legacy v1 scheduler names its end, by its own clock.
 func (c *Session) extend(sent time.Time, seconds int32, end *timestamppb.Timestamp, ours bool) {
 	switch {
 	case seconds > 0:
@@ -284,7 +284,7 @@ func (c *Session) discovered(addresses []string, leader string) {
 }
 
 func (c *Session) beat(ctx context.Context) error {
-	// Legacy v1 schedulers, which name no epoch, expect everything each time.
+	// Legacy v1 schedulers name no epoch, and expect all reports each time.
 	ours := c.answered != core.Epoch{}
 	full := c.full || c.sinceFull >= FullEvery || !ours
 	c.asked = fencer.Now()
@@ -324,7 +324,7 @@ func (c *Session) beat(ctx context.Context) error {
 	if full {
 		c.sinceFull = 0
 	}
-	// A new leadership knows nothing of what the one before it was told.
+	// A new leader has none of the reports of the former one.
 	c.full = reply.SendFull || answered != c.answered
 	c.answered = answered
 	c.extend(sent, reply.LeaseSeconds, reply.LeaseExpiresAt, reply.Epoch != nil)
@@ -344,7 +344,7 @@ func (c *Session) beat(ctx context.Context) error {
 	return nil
 }
 
-// hear tells the core whose answer this is. It is an error if the answer does not count.
+// hear gives the core the epoch of an answer. An error means that the answer does not count.
 func (c *Session) hear(cluster string, epoch *core.Epoch) error {
 	answer, err := c.r.Do(core.Heard{ClusterID: cluster, Epoch: epoch})
 	switch {
@@ -356,7 +356,7 @@ func (c *Session) hear(cluster string, epoch *core.Epoch) error {
 	return nil
 }
 
-// leased notes a lease that the schedulers granted, until a time on fencer.Now.
+// leased gives the core a lease that the schedulers granted, until a time on fencer.Now.
 func (c *Session) leased(until time.Duration) {
 	if _, err := c.r.Do(core.Leased{Until: until}); err != nil {
 		c.cfg.Logger.Error("state file", "error", err)
@@ -376,7 +376,7 @@ func (c *Session) Reports() []*controlv1.WorkloadStatus {
 	return out
 }
 
-// Introduction is what a node says of itself.
+// Introduction is the registration of the node.
 func (c *Session) Introduction() *controlv1.RegisterNodeRequest {
 	totals := c.cfg.Host.Totals()
 	var pools []*controlv1.StoragePool
@@ -418,7 +418,7 @@ func (c *Session) Introduction() *controlv1.RegisterNodeRequest {
 	}
 }
 
-// Usage is what is promised to workloads and what is in use.
+// Usage is how much of the node is promised to workloads, and how much is in use.
 func (c *Session) Usage() *controlv1.NodeUsage {
 	used, promised := c.cfg.Host.Usage(), c.r.State().Promised()
 	out := &controlv1.NodeUsage{
@@ -432,7 +432,7 @@ func (c *Session) Usage() *controlv1.NodeUsage {
 	return out
 }
 
-// WorkloadUsage are the readings newer than a version, and the version they bring a reader to.
+// WorkloadUsage are the readings newer than a version, and the version of the newest.
 func (c *Session) WorkloadUsage(after uint64) ([]*controlv1.WorkloadUsageSnapshot, uint64) {
 	fresh, version := c.r.Used().After(after)
 	state := c.r.State()

@@ -77,8 +77,8 @@ func TypeOf(k workload.Kind) agentv1.WorkloadType {
 	return agentv1.WorkloadType_WORKLOAD_TYPE_UNSPECIFIED
 }
 
-// Hash names a specification: a keyed SHA-256 over its JSON with sorted keys. JSON, because
-// protobuf's bytes may change with the library; keyed, because it covers secrets.
+// Hash names a specification: a keyed SHA-256 over its JSON with sorted keys. It is over JSON because
+// protobuf's bytes may change with the library, and keyed because it covers secrets.
 func Hash(key *pki.Key, kind workload.Kind, spec *agentv1.WorkloadSpec, labels map[string]string) (string, error) {
 	raw, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(spec)
 	if err != nil {
@@ -102,10 +102,9 @@ func Hash(key *pki.Key, kind workload.Kind, spec *agentv1.WorkloadSpec, labels m
 	return "a1:" + hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// EachSecret lets fn replace every secret of a spec: environment values, the text of a Compose file
-// (whose environment blocks hold secrets as often as not), the URL of a repository, which may hold
-// credentials, and cloud-init documents. Without stack it leaves the text and the URL of a stack.
-// The field is part of the seal, so that one secret can not stand in for another.
+// EachSecret lets fn replace every secret of a specification: environment values, cloud-init documents,
+// passwords, and, with stack, the text of a Compose file and the URL of its repository, which may both
+// contain secrets. The field is part of the seal, so that one secret cannot replace another.
 func EachSecret(spec *agentv1.WorkloadSpec, stack bool, fn func(field, value string) (string, error)) error {
 	values := func(field string, m map[string]string) error {
 		for k, v := range m {
@@ -157,7 +156,7 @@ func EachSecret(spec *agentv1.WorkloadSpec, stack bool, fn func(field, value str
 	return nil
 }
 
-// Parse reads one arm, either bare, as agents write it, or wrapped in its name.
+// Parse reads one arm of a specification, either bare, as agents write it, or under its name.
 func Parse(kind workload.Kind, raw []byte) (*agentv1.WorkloadSpec, error) {
 	if kind == "" {
 		return nil, errors.New("type: must not be empty")
@@ -193,7 +192,7 @@ func Parse(kind workload.Kind, raw []byte) (*agentv1.WorkloadSpec, error) {
 	return nil, fmt.Errorf("type: %q is not container, compose or vm", kind)
 }
 
-// Order reads an apply. key names the specification. The error says which field is wrong.
+// Order reads an apply. The key is for Hash. The error names the field that is wrong.
 func Order(key *pki.Key, req *agentv1.ApplyWorkloadRequest) (core.Order, error) {
 	kind, err := check(req)
 	if err != nil {
@@ -306,7 +305,7 @@ func Volumes(spec *agentv1.WorkloadSpec) []*agentv1.ManagedVolumeSpec {
 	return nil
 }
 
-// promised is what placement reserved for the workload: millicores, MiB, GiB.
+// promised is what placement reserves for a workload: millicores, MiB, GiB.
 func promised(spec *agentv1.WorkloadSpec) (cpu, memory, disk int64) {
 	const mib = 1 << 20
 	switch s := spec.GetSpec().(type) {
@@ -336,9 +335,8 @@ func promised(spec *agentv1.WorkloadSpec) (cpu, memory, disk int64) {
 	return 0, 0, 0
 }
 
-// diskLimit is how many bytes a workload may occupy: the disk that it was promised, without what its
-// local volumes of a fixed size take of it. 0 is no limit; a virtual machine's disks have sizes of their
-// own.
+// diskLimit is how many bytes a workload may occupy: the disk that it reserves, less its local volumes of
+// a fixed size. 0 is no limit. VMs have none: each of their disks has a size.
 func diskLimit(spec *agentv1.WorkloadSpec) int64 {
 	const gib = 1 << 30
 	var promised int64

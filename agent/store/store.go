@@ -32,7 +32,7 @@ const (
 	bucketTasks       = "tasks"
 	bucketTombstones  = "tombstones"
 	bucketMeta        = "meta"
-	bucketImages      = "images" // that this agent pulled, by name, or by id once another image has the name
+	bucketImages      = "images" // pulled by this agent; the key is the name, or the id once another image has the name
 	bucketVolumes     = "volumes"
 	bucketAttachments = "attachments"
 )
@@ -71,13 +71,13 @@ func Open(path string, volatile bool) (*Store, error) {
 	return s, nil
 }
 
-// sound reads all of a file that is there. The library ends the process over a damaged one, from goroutines of its
-// own, where nobody can say which file it was; what it says itself, it says again when the file is opened.
+// sound reads the whole file, if there is one. The library panics over a damaged file, in goroutines of its
+// own, where the panic cannot be turned into an error that names the file. Its errors are left to Open.
 func sound(path string) (err error) {
 	if info, err := os.Stat(path); err != nil || info.Size() == 0 {
 		return nil
 	}
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true)) // pages that the file ends before
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true)) // reading a page beyond the end of the file panics
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("%v", p)
@@ -91,7 +91,7 @@ func sound(path string) (err error) {
 		return nil
 	}
 	defer db.Close()
-	sum := crc32.NewIEEE() // reads them
+	sum := crc32.NewIEEE() // forces every page to be read
 	return db.View(func(tx *bolt.Tx) error {
 		return tx.ForEach(func(_ []byte, b *bolt.Bucket) error {
 			return b.ForEach(func(_, value []byte) error {
@@ -109,7 +109,7 @@ func (s *Store) prepare(path string) error {
 	}
 	keyPath := path + ".key"
 	if m.KeyID != "" {
-		// A new key would not open what is there; say so instead of making one.
+		// A new key could not open the sealed secrets.
 		if _, err := os.Stat(keyPath); errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("state file %s: sealed under key %s, but the key file %s is missing", path, m.KeyID, keyPath)
 		}
@@ -241,8 +241,8 @@ func (s *Store) WriteStatuses(list []*core.Workload) error {
 // Key of the file: it seals secrets and names specifications.
 func (s *Store) Key() *pki.Key { return s.key }
 
-// Pulled notes an image that a driver pulled. before is the id of the image that had the name until then,
-// which is ours if the name was; it is empty if there was none.
+// Pulled records an image that a driver pulled. before is the id of the image that had the name until
+// then, or empty. That image was pulled by this agent if the name is recorded.
 func (s *Store) Pulled(ref, before string, at time.Time) error {
 	return s.update(func(w write) error {
 		if before != "" {
@@ -272,7 +272,7 @@ func (s *Store) Images() (out []driver.PulledImage, err error) {
 	return out, err
 }
 
-// PutVolume, DropVolume, PutAttachment and DropAttachment are volume.Store.
+// PutVolume stores the record of a volume.
 func (s *Store) PutVolume(r volume.Volume) error {
 	return s.update(func(w write) error { return w.put(bucketVolumes, r.ID, r) })
 }
@@ -326,7 +326,7 @@ func each[T any](tx *bolt.Tx, bucket string, fn func(key string, v *T) error) er
 	})
 }
 
-// all does the same write for each of a list, until one fails.
+// all calls write for each value, until one fails.
 func all[T any](list []T, write func(T) error) error {
 	for _, v := range list {
 		if err := write(v); err != nil {

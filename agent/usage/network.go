@@ -9,9 +9,9 @@ import (
 	"github.com/shirou/gopsutil/v4/net"
 )
 
-// Network is what the machine's own network cards have carried since it started, bytes.
-// Bridges and the ends of workloads' networks carry the same once more and do not count;
-// in a container, which has no card of its own, all but loopback do.
+// Network is how many bytes the machine's network cards have carried since it started. Bridges and the
+// interfaces of workloads are left out, because they carry the same bytes again. In a container, which
+// has no network card, all interfaces but loopback count.
 func Network(ctx context.Context) (received, sent int64, err error) {
 	all, err := net.IOCountersWithContext(ctx, true)
 	if err != nil {

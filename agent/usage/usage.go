@@ -1,5 +1,5 @@
-// Package usage turns counters of workloads into what they use now. It is fed by the agent beside
-// its other work; who asks gets the last answer at once.
+// Package usage computes the present use of workloads from the counters that drivers measure. Reads return
+// the last result and do not wait.
 package usage
 
 import (
@@ -11,13 +11,13 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// Reading is what one workload uses.
+// Reading is the use of one workload.
 type Reading struct {
 	driver.Usage
 	Kind driver.Kind
 	// Millicores is the processor use between the two newest samples; -1 after the first one.
 	Millicores float64
-	// Version grows with every reading of a Table, so that a reader can ask for what is new.
+	// Version grows with every reading of a Table, so that a caller can ask for newer readings.
 	Version uint64
 }
 
@@ -28,8 +28,8 @@ type Table struct {
 	rows    map[driver.ID]Reading
 }
 
-// Observe takes in what a driver of one kind measured. Workloads of the kind that are not named any
-// more have ended and are forgotten.
+// Observe adds the measurements of one kind of driver. Workloads of the kind that are missing have ended,
+// and are dropped.
 func (t *Table) Observe(kind driver.Kind, seen []driver.Usage) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -46,14 +46,14 @@ func (t *Table) Observe(kind driver.Kind, seen []driver.Usage) {
 			next.Millicores = 1000 * float64(u.CPU-old.CPU) / float64(span)
 		}
 		if u.Disk < 0 && had && old.Instance == u.Instance {
-			next.Disk = old.Disk // it is measured more rarely than the rest
+			next.Disk = old.Disk // disks are measured less often
 		}
 		t.rows[u.ID] = next
 	}
 	maps.DeleteFunc(t.rows, func(id driver.ID, r Reading) bool { return r.Kind == kind && !there[id] })
 }
 
-// Occupy notes what workloads occupy, which is measured apart. It is no news of those that are not here.
+// Occupy adds how many bytes workloads occupy on disk. Workloads without a reading are ignored.
 func (t *Table) Occupy(bytes map[driver.ID]int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -93,7 +93,7 @@ func (t *Table) Get(id driver.ID) (Reading, bool) {
 	return r, ok
 }
 
-// Fresh is how long a reading counts as what is used now.
+// Fresh is how long a reading counts as present use.
 const Fresh = time.Minute
 
 // Percent of one processor; 0 while there is only one sample.
