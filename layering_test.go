@@ -64,6 +64,9 @@ var mayImport = []struct {
 	{"agent/driver/libvirt/libvirttest", []string{"testbed"}},
 	{"agent/driver/drivertest", []string{"agent/driver", "api/agent/...", "testbed"}},
 	{"agent/driver/...", []string{"api/agent/...", "agent/workload"}},
+	// The agent's file and the orders that it holds know neither engines at work nor schedulers.
+	{"agent/spec", []string{"agent/core", "agent/workload", "agent/volume", "api/agent/...", "pki/..."}},
+	{"agent/store", []string{"agent/core", "agent/spec", "agent/workload", "agent/driver", "agent/volume", "api/agent/...", "pki/..."}},
 	{"agent/...", []string{"api/...", "pki/...", "rpc/dial/...", "rpc/limits", "telemetry"}},
 	{"rpc/...", []string{"api/...", "fsm/...", "sched", "spec/...", "pki/..."}},
 	{"gateway/...", []string{"api/...", "rpc/dial/...", "rpc/limits", "pki/...", "telemetry"}},

@@ -53,29 +53,29 @@ func TestWhoMayCall(t *testing.T) {
 		name, cn, uri, method string
 		want                  codes.Code
 	}{
-		{"a scheduler drives", "x", "persys://c1/scheduler/s1", apply, codes.OK},
-		{"an existing scheduler drives", "persys-scheduler", "", apply, codes.OK},
-		{"the admin drives", "x", "persys://c1/user/admin", apply, codes.OK},
-		{"another user does not", "x", "persys://c1/user/eve", apply, codes.PermissionDenied},
-		{"another user does not look past its namespaces", "x", "persys://c1/user/eve", list, codes.PermissionDenied},
-		{"nor at one workload", "x", "persys://c1/user/eve", agentv1.AgentService_GetWorkloadStatus_FullMethodName, codes.PermissionDenied},
-		{"nor at what was done", "x", "persys://c1/user/eve", agentv1.AgentService_ListActions_FullMethodName, codes.PermissionDenied},
+		{"a scheduler applies", "x", "persys://c1/scheduler/s1", apply, codes.OK},
+		{"a legacy scheduler applies", "persys-scheduler", "", apply, codes.OK},
+		{"the admin applies", "x", "persys://c1/user/admin", apply, codes.OK},
+		{"another user does not apply", "x", "persys://c1/user/eve", apply, codes.PermissionDenied},
+		{"another user does not list workloads", "x", "persys://c1/user/eve", list, codes.PermissionDenied},
+		{"another user does not read one workload", "x", "persys://c1/user/eve", agentv1.AgentService_GetWorkloadStatus_FullMethodName, codes.PermissionDenied},
+		{"another user does not read the history", "x", "persys://c1/user/eve", agentv1.AgentService_ListActions_FullMethodName, codes.PermissionDenied},
 		{"another user reads no logs", "x", "persys://c1/user/eve", logs, codes.PermissionDenied},
 		{"another user asks for its health", "x", "persys://c1/user/eve", agentv1.AgentService_HealthCheck_FullMethodName, codes.OK},
-		{"an existing service looks", "persys-services", "", list, codes.OK},
-		{"an existing service does not drive", "persys-services", "", apply, codes.PermissionDenied},
-		{"the existing CLI drives", "persysctl", "", apply, codes.OK},
+		{"a legacy service lists", "persys-services", "", list, codes.OK},
+		{"a legacy service does not apply", "persys-services", "", apply, codes.PermissionDenied},
+		{"the legacy CLI applies", "persysctl", "", apply, codes.OK},
 		{"a gateway reads logs", "x", "persys://c1/gateway/g1", logs, codes.OK},
 		{"a scheduler runs commands", "x", "persys://c1/scheduler/s1", exec, codes.OK},
-		{"a gateway runs none past the schedulers", "x", "persys://c1/gateway/g1", exec, codes.PermissionDenied},
-		{"another user runs none past the schedulers", "x", "persys://c1/user/eve", exec, codes.PermissionDenied},
-		{"a gateway does not drive", "x", "persys://c1/gateway/g1", apply, codes.PermissionDenied},
-		{"another agent does not drive", "x", "persys://c1/agent/node-b", apply, codes.PermissionDenied},
-		{"another agent does not look", "x", "persys://c1/agent/node-b", list, codes.PermissionDenied},
+		{"a gateway does not run commands", "x", "persys://c1/gateway/g1", exec, codes.PermissionDenied},
+		{"another user does not run commands", "x", "persys://c1/user/eve", exec, codes.PermissionDenied},
+		{"a gateway does not apply", "x", "persys://c1/gateway/g1", apply, codes.PermissionDenied},
+		{"another agent does not apply", "x", "persys://c1/agent/node-b", apply, codes.PermissionDenied},
+		{"another agent does not list", "x", "persys://c1/agent/node-b", list, codes.PermissionDenied},
 		{"another agent asks for its health", "x", "persys://c1/agent/node-b", agentv1.AgentService_HealthCheck_FullMethodName, codes.OK},
-		{"a scheduler of another cluster does not", "x", "persys://c2/scheduler/s1", apply, codes.PermissionDenied},
-		{"a name that says nothing does not", "somebody", "", list, codes.Unauthenticated},
-		{"health is for everybody", "somebody", "", "/grpc.health.v1.Health/Check", codes.OK},
+		{"a scheduler of another cluster does not apply", "x", "persys://c2/scheduler/s1", apply, codes.PermissionDenied},
+		{"a name without a role is refused", "somebody", "", list, codes.Unauthenticated},
+		{"the health service is open to all", "somebody", "", "/grpc.health.v1.Health/Check", codes.OK},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			err := r.a.server.Permit(caller(t, c.cn, c.uri), c.method, pki.DefaultMapping(""))
@@ -89,8 +89,7 @@ func TestWhoMayCall(t *testing.T) {
 	}
 }
 
-// Certificates are made before the cluster has an id: what counts is that both sides' name the same
-// cluster.
+// Certificates are made before the cluster has an id, so both sides must name the same cluster in them.
 func TestClusterOfCertificates(t *testing.T) {
 	r := newRig(t, func(c *Config) {
 		c.Self = func() pki.Identity { return pki.Identity{Cluster: "dev", Role: pki.RoleAgent, ID: "node-a"} }
@@ -140,7 +139,7 @@ func TestHealthAndMetrics(t *testing.T) {
 	if err := r.engine.SetDown(""); err != nil {
 		t.Fatal(err)
 	}
-	// What was deleted comes back, and something that nobody ever ordered.
+	// A deleted instance comes back, and one appears that nobody ordered.
 	for id, sequence := range map[string]uint64{"web": 0, "stray": 1} {
 		err := r.engine.Driver(driver.Identity{ClusterID: Unbound, NodeID: "node-a"}).Ensure(context.Background(), driver.Spec{
 			ID: driver.ID(id), Revision: "r", Content: "c1:s", Generation: driver.Generation{Sequence: sequence},

@@ -42,7 +42,7 @@ func TestApplyIsQueuedThenRuns(t *testing.T) {
 	if st.Content != "c1:a" || st.RevisionId != "rev-1" || len(st.Addresses) == 0 {
 		t.Errorf("the status lacks content, revision or addresses: %v", st)
 	}
-	// What is reached through the node's ports is not offered under the address behind them.
+	// A workload with forwarded ports is reported without its own addresses.
 	r.apply("forwarded", "sim/run", func(q *agentv1.ApplyWorkloadRequest) {
 		q.Spec.GetContainer().Ports = []*agentv1.PortMapping{{HostPort: 18080, ContainerPort: 8080}}
 	})
@@ -51,7 +51,7 @@ func TestApplyIsQueuedThenRuns(t *testing.T) {
 	}
 }
 
-func TestApplySkipsWhatIsSo(t *testing.T) {
+func TestApplySkipsAnUnchangedOrder(t *testing.T) {
 	r := newRig(t).start()
 	r.apply("web", "sim/run", content("c1:a"))
 	r.reaches("web", running)
@@ -77,8 +77,8 @@ func TestNewContentReplacesUnderTheSameRevision(t *testing.T) {
 		name     string
 		old, new option
 	}{
-		{"named by the scheduler", content("c1:a"), content("c1:b")},
-		{"from a peer without content", content(""), content("")},
+		{"with content", content("c1:a"), content("c1:b")},
+		{"without content", content(""), content("")},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRig(t).start()
@@ -228,8 +228,8 @@ func TestFencesHoldAcrossARestart(t *testing.T) {
 	}
 }
 
-// TestEpochIsKeptOfRefusedOrders: the leadership was heard, whatever was wrong with its order.
-func TestEpochIsKeptOfRefusedOrders(t *testing.T) {
+// The leadership exists, even if its order has a fault.
+func TestTheEpochOfARefusedOrderIsKept(t *testing.T) {
 	r := newRig(t, under(leader())).start()
 	r.apply("web", "sim/run", by(5), at(5))
 	if out := r.apply("web", "sim/run", by(8), at(4)); !out.Fenced {
@@ -241,7 +241,7 @@ func TestEpochIsKeptOfRefusedOrders(t *testing.T) {
 	}
 }
 
-// TestIntentIsOnDiskBeforeTheAnswer crashes between the answer and the first step.
+// The agent crashes between the answer and the first step.
 func TestIntentIsOnDiskBeforeTheAnswer(t *testing.T) {
 	r := newRig(t, under(leader())).start()
 	entered, release := make(chan struct{}, 1), make(chan struct{})
@@ -273,9 +273,9 @@ func TestIntentIsOnDiskBeforeTheAnswer(t *testing.T) {
 	}
 }
 
-// TestAnAcknowledgedStartDoesNotWait: the end that the order is to undo is no failure, also when the
-// agent died between the answer and the start.
-func TestAnAcknowledgedStartDoesNotWait(t *testing.T) {
+// A workload has ended, and an order starts it again. The end does not count as a failure, even if the agent
+// dies between the answer and the start.
+func TestAnAcknowledgedStartHasNoBackoff(t *testing.T) {
 	r := newRig(t).start()
 	r.apply("web", "sim/run", content("c1:a"))
 	r.reaches("web", running)
@@ -301,7 +301,7 @@ func TestAnAcknowledgedStartDoesNotWait(t *testing.T) {
 	}
 }
 
-func TestWhatWasGivenUpStaysSoAfterARestart(t *testing.T) {
+func TestAGivenUpWorkloadIsNotTriedAfterARestart(t *testing.T) {
 	r := newRig(t).start()
 	r.apply("web", "sim/missing")
 	r.reaches("web", failing)
@@ -315,8 +315,8 @@ func TestWhatWasGivenUpStaysSoAfterARestart(t *testing.T) {
 	}
 }
 
-// TestAnAttemptIsNotPutOffByTheClock: it was to be made in a minute, by a clock that was a day ahead.
-func TestAnAttemptIsNotPutOffByTheClock(t *testing.T) {
+// The next attempt was scheduled by a clock that was a day ahead.
+func TestAClockSetBackDoesNotDelayAnAttempt(t *testing.T) {
 	r := newRig(t).start()
 	r.hooks.set(func(h *hooks) {
 		h.ensure = func(driver.Spec) error { return driver.Errorf(driver.RuntimeUnhealthy, "ensure", "away") }
@@ -383,7 +383,7 @@ func TestWorkloadsAreAdoptedAfterACrash(t *testing.T) {
 	}
 }
 
-func TestOutageForgetsNothing(t *testing.T) {
+func TestAnOutageOfTheEngineForgetsNothing(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.ReconcileInterval, c.RetryBase = 20*time.Millisecond, 20*time.Millisecond }).start()
 	r.apply("web", "sim/run")
 	r.reaches("web", running)
@@ -442,7 +442,7 @@ func TestOrphansAreReportedNotTouched(t *testing.T) {
 	r.gone("stray")
 }
 
-func TestOtherClustersAndPeopleAreNotTouched(t *testing.T) {
+func TestForeignInstancesAreNotTouched(t *testing.T) {
 	r := newRig(t)
 	foreign := r.engine.Driver(driver.Identity{ClusterID: "c9", NodeID: "node-a"})
 	err := foreign.Ensure(context.Background(), driver.Spec{
@@ -464,7 +464,7 @@ func TestOtherClustersAndPeopleAreNotTouched(t *testing.T) {
 	}
 }
 
-func TestWhatSomebodyRemovedIsMadeAgain(t *testing.T) {
+func TestAMissingInstanceIsCreatedAgain(t *testing.T) {
 	r := newRig(t).start()
 	r.apply("web", "sim/run")
 	r.reaches("web", running)
@@ -480,7 +480,7 @@ func TestWhatSomebodyRemovedIsMadeAgain(t *testing.T) {
 	r.reaches("web", running)
 }
 
-// TestProgressIsShown: what a driver is busy with stands in the status until it is done.
+// The status shows what a driver is doing, until it is done.
 func TestProgressIsShown(t *testing.T) {
 	r := newRig(t)
 	proceed := make(chan struct{})
@@ -502,8 +502,8 @@ func TestProgressIsShown(t *testing.T) {
 	}
 }
 
-// TestWhatNobodyWantsAnyMoreIsNotWaitedFor: an order ends what a driver waits for on behalf of another one.
-func TestWhatNobodyWantsAnyMoreIsNotWaitedFor(t *testing.T) {
+// A driver that waits for a registry is interrupted by another order for its workload.
+func TestANewOrderInterruptsTheDriver(t *testing.T) {
 	r := newRig(t)
 	begun := make(chan struct{}, 8)
 	r.hooks.during = func(ctx context.Context, spec driver.Spec) {
@@ -523,7 +523,7 @@ func TestWhatNobodyWantsAnyMoreIsNotWaitedFor(t *testing.T) {
 	r.gone("web")
 }
 
-// TestAPanicHurtsOneWorkload: what makes a driver panic fails, and the others go on.
+// A workload that makes a driver panic fails; the others go on.
 func TestAPanicHurtsOneWorkload(t *testing.T) {
 	r := newRig(t)
 	r.hooks.ensure = func(spec driver.Spec) error {
@@ -562,7 +562,7 @@ func TestPermanentFailureIsReportedAtOnce(t *testing.T) {
 	r.reaches("web", running)
 }
 
-func TestFailedReplacementKeepsWhatRuns(t *testing.T) {
+func TestAFailedReplacementKeepsTheInstance(t *testing.T) {
 	r := newRig(t).start()
 	r.apply("web", "sim/run", content("c1:a"))
 	r.reaches("web", running)
@@ -604,7 +604,7 @@ func TestTransientFailuresBackOffThenFail(t *testing.T) {
 	})
 }
 
-func TestEndedWorkloadsAreStartedAgain(t *testing.T) {
+func TestEndedWorkloadsAreRestarted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, under(leader())).start()
 		r.apply("web", "sim/run", by(1), at(1))
@@ -718,7 +718,7 @@ func TestServerOverTheNetwork(t *testing.T) {
 	if err != nil || h.Status != healthpb.HealthCheckResponse_SERVING {
 		t.Errorf("health: %v, %v", h, err)
 	}
-	// Reflection shows what it serves, and the messages of the contract.
+	// Reflection lists the services and the messages of the contract.
 	st, err := reflectpb.NewServerReflectionClient(conn).ServerReflectionInfo(ctx)
 	if err != nil {
 		t.Fatal(err)

@@ -8,8 +8,7 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// BenchmarkAcknowledge is one order made durable and answered, on disk; what follows is left to
-// the workers.
+// BenchmarkAcknowledge makes one order durable on disk and answers it. The work that follows is not measured.
 func BenchmarkAcknowledge(b *testing.B) {
 	r := newRig(b).start()
 	ctx := context.Background()
@@ -24,7 +23,7 @@ func BenchmarkAcknowledge(b *testing.B) {
 	}
 }
 
-// BenchmarkHeartbeat is what one full heartbeat of 50 workloads costs the agent.
+// BenchmarkHeartbeat makes the reports of a full heartbeat with 50 workloads.
 func BenchmarkHeartbeat(b *testing.B) {
 	r := newRig(b, under(leader())).start()
 	for i := range 50 {

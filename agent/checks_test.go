@@ -33,13 +33,13 @@ func TestHealthChecks(t *testing.T) {
 	r.says("web", "running, health check: healthy")
 	before := r.observed("web").RuntimeID
 
-	// Another check is another content; the instance is the same.
+	// Another check changes the content, and not the instance.
 	r.apply("web", "sim/run", checking("sh", "-c", "err no database; exit 3"))
 	r.says("web", "running, health check: unhealthy (the command ended with code 3: no database")
 	if st := r.status("web"); st.ActualState != running || st.Health != "unhealthy" {
 		t.Errorf("an unhealthy workload is %s, %q", st.ActualState, st.Health)
 	}
-	// So it is for who names no content.
+	// The same for schedulers that name no content.
 	r.apply("web", "sim/run", checking("true"), content(""))
 	r.says("web", "running, health check: healthy")
 	r.apply("web", "sim/run", checking("sh", "-c", "err no database; exit 3"), content(""))
@@ -50,7 +50,7 @@ func TestHealthChecks(t *testing.T) {
 	if after := r.observed("web").RuntimeID; after != before {
 		t.Errorf("instance %s became %s for a check", before, after)
 	}
-	// Without a check nothing is said, and nothing is watched.
+	// Without a check the status does not mention one.
 	r.apply("web", "sim/run", content("c1:none"))
 	r.says("web", "running")
 	r.until(func() bool { return r.status("web").GetMessage() == "running" }, func() string { return r.status("web").GetMessage() })
@@ -63,8 +63,8 @@ func TestHealthChecks(t *testing.T) {
 	}
 }
 
-// One string that is not UTF-8 keeps the whole of a heartbeat, and of an answer, from being sent.
-func TestWhatIsSaidOfAWorkloadCanBeSent(t *testing.T) {
+// A string that is not UTF-8 would keep a whole heartbeat, or answer, from being sent.
+func TestStatusesAreValidUTF8(t *testing.T) {
 	const raw = "gr\xf6\xdfer"
 	r := newRig(t, under(leader())).start()
 	r.hooks.set(func(h *hooks) {

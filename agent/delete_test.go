@@ -8,8 +8,8 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// What never gets to run, as a guest that its hypervisor has paused, is restarted once and stays what it is.
-func TestARestartOfWhatDoesNotRun(t *testing.T) {
+// An instance that does not reach Running, such as a paused guest, is restarted once and not replaced.
+func TestAPendingInstanceIsRestartedOnce(t *testing.T) {
 	r := newRig(t).start()
 	slow := func(q *agentv1.ApplyWorkloadRequest) {
 		q.Spec.GetContainer().Env = map[string]string{"SIM_START_DELAY": "1h"}
@@ -24,8 +24,8 @@ func TestARestartOfWhatDoesNotRun(t *testing.T) {
 	}
 }
 
-// A delete that is not carried out when its workload is ordered anew is no delete under way any more.
-func TestAnOvertakenDeleteHoldsUpNothing(t *testing.T) {
+// A new order comes before the delete of its workload is carried out.
+func TestANewOrderClosesAPendingDelete(t *testing.T) {
 	r := newRig(t).start()
 	r.apply("web", "sim/run")
 	r.reaches("web", running)
@@ -49,7 +49,7 @@ func TestAnOvertakenDeleteHoldsUpNothing(t *testing.T) {
 	if err != nil || len(saved.Tombstones) != 1 || !saved.Tombstones[0].Done {
 		t.Fatalf("%+v, %v; want the tombstone done on disk", saved.Tombstones, err)
 	}
-	saved.Tombstones[0].Done = false // as earlier versions left it
+	saved.Tombstones[0].Done = false // as in the file of an earlier version
 	if err := r.a.store.Write(core.Store{Tombstones: saved.Tombstones}); err != nil {
 		t.Fatal(err)
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// disked is the simulated driver with an engine that can say what workloads occupy.
+// disked is the simulated driver with an engine that measures disk use.
 type disked struct {
 	hooked
 	mu     *sync.Mutex
@@ -89,15 +89,15 @@ func withDisk(gb int64) option {
 	return func(r *agentv1.ApplyWorkloadRequest) { r.Spec.GetContainer().DiskGb = gb }
 }
 
-// What grows beyond its disk is stopped, with the figures, and stays so until it gets more disk.
-func TestOverTheDiskLimit(t *testing.T) {
+// A workload that grows beyond its disk limit is stopped, and stays stopped until it gets more disk.
+func TestAWorkloadOverItsDiskLimitIsStopped(t *testing.T) {
 	r, d := measuring(t)
 	r.apply("web", "img:1", withDisk(1))
 	r.reaches("web", running)
 	if got := r.status("web").Metadata["disk_limit"]; got != "1 GiB, measured" {
 		t.Errorf("disk_limit %q", got)
 	}
-	d.set("web", 1<<30, nil) // the limit itself is within it
+	d.set("web", 1<<30, nil) // exactly at the limit is allowed
 	r.until(func() bool { u, ok := r.a.used.Get("web"); return ok && u.Disk == 1<<30 }, func() string { return "not measured" })
 	r.reaches("web", running)
 	if told, _ := r.a.session.WorkloadUsage(0); len(told) != 1 || told[0].DiskBytes != 1<<30 || told[0].DiskLimitBytes != 1<<30 || told[0].DiskCapped {
@@ -122,7 +122,7 @@ func TestOverTheDiskLimit(t *testing.T) {
 		return n
 	}
 	r.until(func() bool { return stops() == 0 }, func() string { return "it still runs" })
-	// The same order again changes nothing; an engine that cannot tell changes nothing either.
+	// Neither the same order again nor a failed measurement changes anything.
 	r.apply("web", "img:1", withDisk(1), revision("rev-1-r1"))
 	r.reaches("web", failing)
 	d.set("web", 0, errors.New("busy"))
@@ -134,19 +134,19 @@ func TestOverTheDiskLimit(t *testing.T) {
 	d.set("web", 1<<30+200<<20, nil)
 	r.apply("web", "img:1", withDisk(2))
 	r.reaches("web", running)
-	// Room that somebody made counts too.
+	// It may also run again after files were deleted.
 	d.set("web", 3<<30, nil)
 	r.reaches("web", failing)
 	d.set("web", 1<<30, nil)
 	r.reaches("web", running)
-	// Of what the engine keeps within its limit by itself nothing is stopped.
+	// If the engine keeps the limit, the agent stops nothing.
 	d.mu.Lock()
 	*d.capped = true
 	d.mu.Unlock()
 	r.until(func() bool { return r.status("web").Metadata["disk_limit"] == "2 GiB, kept by the engine" }, func() string { return fmt.Sprint(r.status("web")) })
 	d.set("web", 9<<30, nil)
 	seen := d.measured()
-	// The second look begins after the first one was judged.
+	// The second measurement begins after the first was judged.
 	r.until(func() bool { return d.measured() >= seen+2 }, func() string { return "not measured" })
 	r.reaches("web", running)
 	if u, _ := r.a.used.Get("web"); u.Disk != 9<<30 {
@@ -154,7 +154,7 @@ func TestOverTheDiskLimit(t *testing.T) {
 	}
 }
 
-// Volumes of a fixed size are limits of their own; plain folders count.
+// Volumes of a fixed size have their own limits; folders count as disk of the workload.
 func TestDiskLimitAndVolumes(t *testing.T) {
 	limit := func(disk int64, vols ...*agentv1.ManagedVolumeSpec) *agentv1.WorkloadSpec {
 		s := container("img:1")
@@ -189,7 +189,7 @@ func TestDiskLimitAndVolumes(t *testing.T) {
 	r.reaches("db", running)
 }
 
-// What is promised, not what happens to be in use, decides whether an order fits; what is here stays.
+// Promises, not momentary use, decide whether an order fits. Workloads that are here already stay.
 func TestResourceThreshold(t *testing.T) {
 	limits := func(cpu, memoryMB, gb int64) option {
 		return func(r *agentv1.ApplyWorkloadRequest) {
@@ -220,7 +220,7 @@ func TestResourceThreshold(t *testing.T) {
 	if intro.ResourceThresholdPercent != 80 || intro.CpuReservedMillicores != 1000 || intro.MemoryReservedMb != 192 || intro.DiskReservedGb != 20 {
 		t.Errorf("registered %v", intro)
 	}
-	// With settings that shrank what is here goes on, may be changed, and may not grow.
+	// After the settings shrank, a workload goes on and may be changed, but may not grow.
 	r.cfg.Threshold = 10
 	r.restart()
 	r.reaches("a", running)
@@ -237,8 +237,8 @@ func TestResourceThreshold(t *testing.T) {
 	}
 }
 
-// Pools of an engine are registered beside the agent's own, which keep their names, and told in heartbeats
-// with what they hold; what changed is registered anew.
+// Pools of an engine are registered after the agent's own, which keep their names. Heartbeats report their
+// use. A change registers the node again.
 func TestPoolsOfAnEngine(t *testing.T) {
 	r, d := pooling(t)
 	d.set(driver.Pool{Name: "fast", Type: "local", Total: 50 << 30, Used: 5 << 30}, driver.Pool{Name: "root", Type: "local", Total: 1 << 30})

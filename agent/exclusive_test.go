@@ -11,8 +11,7 @@ import (
 
 func exclusive(r *agentv1.ApplyWorkloadRequest) { r.Exclusive = true }
 
-// TestExclusiveWaitsForAnOrderAfterARestart: while the machine was down, the schedulers may have
-// placed it elsewhere.
+// While the machine was down, the schedulers may have placed the workload elsewhere.
 func TestExclusiveWaitsForAnOrderAfterARestart(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -60,14 +59,14 @@ func TestExclusiveWaitsForAnOrderAfterARestart(t *testing.T) {
 			}
 			idle()
 			r.reaches("db", halted)
-			// The same order again is a fresh one.
+			// The same order, sent again, ends the wait.
 			r.apply("db", "sim/run", options...)
 			r.reaches("db", running)
 		})
 	}
 }
 
-// TestExclusiveThatRunsIsAdopted: it is the agent's again, which also starts it again.
+// An exclusive workload that survived the restart of its agent is adopted, and restarted when it ends.
 func TestExclusiveThatRunsIsAdopted(t *testing.T) {
 	r := newRig(t, under(leader())).start()
 	r.apply("db", "sim/run", content("c1:a"), by(7), at(5), exclusive)
@@ -86,9 +85,9 @@ func TestExclusiveThatRunsIsAdopted(t *testing.T) {
 		func() string { return "an adopted instance that ended was not started again" })
 }
 
-// TestWhatBecomesExclusiveIsToldToItsEngine: it must not start the workload by itself any more, or do so again. The
-// instance is replaced; it is not removed first, which would take the volumes of a stack with it.
-func TestWhatBecomesExclusiveIsToldToItsEngine(t *testing.T) {
+// An engine must not start an exclusive workload by itself, so the instance is replaced when this changes. It
+// is not removed first: that would remove the volumes of a stack.
+func TestTheEngineIsToldWhenAWorkloadBecomesExclusive(t *testing.T) {
 	r := newRig(t).start()
 	var told []bool
 	r.hooks.set(func(h *hooks) {

@@ -24,7 +24,7 @@ import (
 // sessions is an agent with a workload, and a client of its API.
 func sessions(t *testing.T, change ...func(*Config)) (*rig, agentv1.AgentServiceClient) {
 	t.Helper()
-	l := bufconn.Listen(1 << 20) // no socket: a synctest bubble knows when all of it waits
+	l := bufconn.Listen(1 << 20) // no socket, so that a synctest bubble can wait for it
 	r := newRig(t, append(change, func(c *Config) { c.Listener = l })...)
 	r.start()
 	conn, err := grpc.NewClient("passthrough:///agent", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.ForceCodecV2(dial.Codec())),
@@ -61,7 +61,7 @@ func say(t *testing.T, stream agentv1.AgentService_ExecClient, m *agentv1.ExecRe
 	}
 }
 
-// heard is what a session says until it ends.
+// heard is the output of a session until it ends.
 func heard(stream agentv1.AgentService_ExecClient) (out, bad string, code int32, err error) {
 	code = -1
 	for {
@@ -191,14 +191,14 @@ func TestSessions(t *testing.T) {
 	})
 }
 
-func TestSilentSessionsEnd(t *testing.T) {
+func TestIdleSessionsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const idle = 3 * time.Second
 		_, c := sessions(t, func(cfg *Config) { cfg.SessionIdle = idle })
 		o := &agentv1.ExecOpen{WorkloadId: "web", Command: []string{"cat"}, Input: true}
 		s := open(t, c, o)
-		for range 4 { // what is said keeps it
-			time.Sleep(idle - time.Millisecond) // silence, but not enough of it
+		for range 4 { // input and output keep the session
+			time.Sleep(idle - time.Millisecond) // shorter than the idle time
 			say(t, s, &agentv1.ExecRequest{Message: &agentv1.ExecRequest_Input{Input: []byte(".")}})
 		}
 		said := time.Now()

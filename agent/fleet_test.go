@@ -12,8 +12,8 @@ import (
 	"github.com/persys/compute/agent/driver/sim"
 )
 
-// TestAHundredAgentsInOneProcess bounds what one simulated agent costs: benchmarks of schedulers
-// run a hundred beside them.
+// Benchmarks of schedulers run a hundred simulated agents in one process, so memory and goroutines of one
+// agent have a bound.
 func TestAHundredAgentsInOneProcess(t *testing.T) {
 	const agents, workloads = 100, 5
 	engine, err := sim.NewEngine(sim.Options{})
@@ -69,7 +69,7 @@ func TestAHundredAgentsInOneProcess(t *testing.T) {
 	}
 	took := time.Since(begin)
 	s.mu.Lock()
-	s.beats, s.beatAt, s.registers = nil, nil, nil // the server's, not the agents'
+	s.beats, s.beatAt, s.registers = nil, nil, nil // memory of the test, not of the agents
 	s.mu.Unlock()
 	after, routines := measure()
 	perAgent := (int64(after) - int64(memory)) / agents

@@ -20,7 +20,7 @@ import (
 	"github.com/persys/compute/agent/garbage"
 )
 
-// heap is the garbage of an engine, whichever drivers are bound to it one after the other.
+// heap is the garbage of an engine; the drivers that are bound to it one after the other share it.
 type heap struct {
 	mu      sync.Mutex
 	items   []driver.Garbage
@@ -121,7 +121,7 @@ func TestGarbageIsCollectedByItself(t *testing.T) {
 	}
 }
 
-// Nothing goes while a runtime does not answer: what it has cannot be told.
+// While a runtime does not answer, nothing is removed: its workloads are unknown.
 func TestNoGarbageWhileARuntimeIsDown(t *testing.T) {
 	r, c := collecting(t, []driver.Garbage{{Kind: driver.Leftover, Name: "old"}}, func(cfg *Config) { cfg.GC.VolumesAfter = time.Nanosecond })
 	r.apply("web", "img:1", managed(&agentv1.ManagedVolumeSpec{Name: "data", MountPath: "/data"}))
@@ -147,14 +147,14 @@ func TestNoGarbageWhileARuntimeIsDown(t *testing.T) {
 	}
 }
 
-// An order that failed for good is forgotten under schedulers that leave that to agents, as existing ones
-// do; ours decide themselves.
+// Legacy v1 schedulers leave it to agents to forget an order that failed for good. Our schedulers decide
+// themselves.
 func TestFailedRecords(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		epoch bool
 		want  int
-	}{{"under existing schedulers it is forgotten", false, 1}, {"under ours it stays", true, 0}} {
+	}{{"under legacy schedulers it is forgotten", false, 1}, {"under ours it is kept", true, 0}} {
 		t.Run(c.name, func(t *testing.T) {
 			s, o := leader(), []option{by(1), at(1)}
 			if !c.epoch {
@@ -173,12 +173,12 @@ func TestFailedRecords(t *testing.T) {
 	}
 }
 
-// found is the look alone, past the fence.
+// found is a dry run without the fence of the API.
 func (r *rig) found() []garbage.Finding {
 	return r.a.garbage.Collect(context.Background(), true, false, "").Items
 }
 
-// Actions of garbage collection survive a restart: the schedulers read them when they can.
+// The history of removals survives a restart, so that the schedulers can read it later.
 func TestRemovalIsDurable(t *testing.T) {
 	r, _ := collecting(t, []driver.Garbage{{Kind: driver.Leftover, Name: "old"}})
 	r.gc(false, false)

@@ -27,8 +27,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// rig is one agent on one simulated engine. Stopping the agent leaves both the file and the engine
-// behind, as a killed process does.
+// rig is one agent on one simulated engine. Stopping the agent leaves the file and the engine as they are,
+// like a killed process.
 type rig struct {
 	t      testing.TB
 	engine *sim.Engine
@@ -41,14 +41,14 @@ type rig struct {
 	stop func() error
 }
 
-// hooks stand between the agent and the simulated engine. A nil one does nothing; an error is the
-// call's.
+// hooks are called before the simulated engine is. A nil hook does nothing; the error of a hook becomes that
+// of the call.
 type hooks struct {
 	mu     sync.Mutex
 	ensure func(driver.Spec) error
-	during func(context.Context, driver.Spec) // before ensure, while the driver is at it
+	during func(context.Context, driver.Spec) // before ensure, with the context of the driver
 	remove func(driver.ID) error
-	looked func(driver.ID) // once a look has its answer, before the agent has it
+	looked func(driver.ID) // after the engine has answered a look, before the agent has the answer
 	calls  []string
 }
 
@@ -177,15 +177,14 @@ func newRig(t testing.TB, change ...func(*Config)) *rig {
 	return r
 }
 
-// under makes the agent one of a cluster without running a session: it has schedulers that never
-// answer.
+// under gives the agent schedulers.
 func under(c Control) func(*Config) { return func(cfg *Config) { cfg.Control = c } }
 
 func (r *rig) factory(b Binding) ([]driver.Driver, error) {
 	return []driver.Driver{hooked{r.engine.Driver(driver.Identity{ClusterID: b.ClusterID, NodeID: b.NodeID, Owns: b.Owns}), r.hooks}}, nil
 }
 
-// start runs the agent; it is stopped at the end of the test at the latest.
+// start runs the agent until the end of the test, or stop.
 func (r *rig) start() *rig {
 	r.t.Helper()
 	made := r.make
@@ -225,7 +224,7 @@ func (r *rig) restart() *rig {
 	return r.start()
 }
 
-// crash starts another agent on a copy of the file as it is now: what a killed process leaves.
+// crash starts another agent on a copy of the present file, as after the kill of the process.
 func (r *rig) crash() *rig {
 	r.t.Helper()
 	next := *r
@@ -300,7 +299,7 @@ func (r *rig) delete(id string, change ...func(*agentv1.DeleteWorkloadRequest)) 
 	return out
 }
 
-// observed is the engine's own view, unlabelled instances of the node included.
+// observed is the instance of a workload on the engine, with or without labels.
 func (r *rig) observed(id string) *driver.Observed {
 	r.t.Helper()
 	for _, cluster := range []string{"c1", Unbound} {
@@ -357,7 +356,7 @@ func (r *rig) gone(id string) {
 		func() string { return fmt.Sprintf("workload %s: still there: %v", id, r.status(id)) })
 }
 
-// until is testbed.Until with the reason at the last look; inside a synctest bubble the wait passes at once.
+// until polls ok, and fails with why. In a synctest bubble it does not take real time.
 func (r *rig) until(ok func() bool, why func() string) {
 	r.t.Helper()
 	testbed.Within(r.t, testbed.Patience, "the agent", func() error {
@@ -376,7 +375,7 @@ const (
 	unknown = agentv1.ActualState_ACTUAL_STATE_UNKNOWN
 )
 
-// schedulers are a control server in process. The functions may be replaced under mu.
+// schedulers are a control server in this process. The functions may be replaced under mu.
 type schedulers struct {
 	mu         sync.Mutex
 	registers  []*controlv1.RegisterNodeRequest
@@ -402,7 +401,7 @@ func leader() *schedulers {
 	}
 }
 
-// existing are schedulers without epochs and leases.
+// existing are legacy v1 schedulers, without epochs and leases.
 func existing() *schedulers {
 	return &schedulers{
 		onRegister: func(*controlv1.RegisterNodeRequest) (*controlv1.RegisterNodeResponse, error) {
@@ -443,7 +442,7 @@ func (s *schedulers) answer(fn func(*controlv1.HeartbeatRequest) (*controlv1.Hea
 	s.onBeat = fn
 }
 
-// said are the heartbeats and the number of registrations so far.
+// said returns the heartbeats and the number of registrations so far.
 func (s *schedulers) said() ([]*controlv1.HeartbeatRequest, int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -42,8 +42,9 @@ func TestBadOrdersAreRefusedInBand(t *testing.T) {
 	}
 }
 
-// What the schedulers take must be taken here: they send a stack in base64, a third longer than what they measured.
-func TestTheLimitOfAStackIsThatOfItsText(t *testing.T) {
+// Schedulers measure a stack before they encode it in base64, which makes it a third longer. The agent must
+// take what they take.
+func TestASpecIsMeasuredBeforeBase64(t *testing.T) {
 	text := func(n int) string { return "services: {}\n" + strings.Repeat("#", n) }
 	packed := func(n int) string { return base64.StdEncoding.EncodeToString([]byte(text(n))) }
 	key, err := pki.NewKey()

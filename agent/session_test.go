@@ -226,7 +226,7 @@ func TestSessionBacksOff(t *testing.T) {
 	})
 }
 
-func TestSessionSendsEverything(t *testing.T) {
+func TestSessionSendsFullHeartbeats(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		next func() *controlv1.HeartbeatResponse
@@ -253,7 +253,7 @@ func TestSessionSendsEverything(t *testing.T) {
 	}
 }
 
-func TestSessionTakesEpochsAndRefusesOtherClusters(t *testing.T) {
+func TestSessionRefusesOtherClustersAndOldEpochs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := leader()
 		r := newRig(t, under(s)).start()
@@ -280,8 +280,7 @@ func TestSessionTakesEpochsAndRefusesOtherClusters(t *testing.T) {
 	})
 }
 
-// Whatever way a scheduler of another cluster or shard is met: nothing of what it says
-// counts, and the session says whose it is.
+// No answer of a scheduler of another cluster or shard counts, and the problem of the session names it.
 func TestSessionRefusesForeigners(t *testing.T) {
 	epoch := func(cluster, shard string) *controlv1.Epoch {
 		e := controlEpoch(cluster, 99)
@@ -375,8 +374,8 @@ func TestDrainRefusesOnlyNewWorkloads(t *testing.T) {
 	})
 }
 
-// TestExistingSchedulers name neither cluster nor epoch, and give the end of the lease as a time.
-func TestExistingSchedulers(t *testing.T) {
+// Legacy v1 schedulers name neither cluster nor epoch, and give the end of the lease as a time.
+func TestLegacySchedulers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := leader()
 		lease := func() *timestamppb.Timestamp { return timestamppb.New(time.Now().Add(180 * time.Second)) }
@@ -414,7 +413,7 @@ func TestExistingSchedulers(t *testing.T) {
 		if o := r.observed("web"); o.ClusterID != Unbound {
 			t.Errorf("labelled with cluster %q", o.ClusterID)
 		}
-		// A cluster of ours takes over: what runs keeps its label and is not recreated.
+		// Our schedulers take over the cluster: instances keep their label and are not replaced.
 		before := r.observed("web").RuntimeID
 		if out := r.apply("web", "sim/run", content("c1:a"), by(1), at(1)); !out.Skipped {
 			t.Errorf("the same spec from our scheduler: want skipped, got %v", out)
@@ -427,7 +426,7 @@ func TestExistingSchedulers(t *testing.T) {
 	})
 }
 
-// TestLabelsCarryTheCluster: on a first boot the cluster is known before anything runs.
+// On a first boot the cluster is known before anything runs.
 func TestLabelsCarryTheCluster(t *testing.T) {
 	r := newRig(t, under(leader())).start()
 	r.until(func() bool { return r.a.Session().Registered }, func() string { return "not registered" })
@@ -438,9 +437,9 @@ func TestLabelsCarryTheCluster(t *testing.T) {
 	}
 }
 
-// TestWhatAnAgentOffers: never an empty list, which schedulers read as an old agent that runs
-// everything but virtual machines (contract/wire-control.md, NodeCapabilities).
-func TestWhatAnAgentOffers(t *testing.T) {
+// Schedulers read an empty list as an old agent that runs everything but virtual machines
+// (contract/wire-control.md, NodeCapabilities).
+func TestOfferedKindsAreNeverEmpty(t *testing.T) {
 	for _, c := range []struct {
 		name, down, want string
 		make             Factory

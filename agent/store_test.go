@@ -61,7 +61,7 @@ func legacyFile(t *testing.T, path, spec string) {
 	}
 }
 
-// legacyInstance runs an instance labelled as a legacy v1 agent labels it.
+// legacyInstance runs an instance with the labels of a legacy v1 agent.
 func legacyInstance(t *testing.T, r *rig, id, revision string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -94,7 +94,7 @@ func legacyInstance(t *testing.T, r *rig, id, revision string) {
 	r.engine = engine
 }
 
-func TestAnExistingAgentsFileIsTakenOver(t *testing.T) {
+func TestALegacyFileIsTakenOver(t *testing.T) {
 	for _, c := range []struct{ name, spec string }{
 		{"spec as a bare arm", `{"image":"sim/run","env":{"TOKEN":"hunter2"},"resources":{"cpu_shares":250,"memory_bytes":67108864},"unknown":1}`},
 		{"spec wrapped in its type", `{"container":{"image":"sim/run","env":{"TOKEN":"hunter2"},"resources":{"cpu_shares":250,"memory_bytes":67108864}}}`},
@@ -135,8 +135,8 @@ func TestAnExistingAgentsFileIsTakenOver(t *testing.T) {
 	}
 }
 
-// TestAStackSealedByAnOlderAgentIsSealedWhole: its environment was sealed, its text and its URL were not.
-func TestAStackSealedByAnOlderAgentIsSealedWhole(t *testing.T) {
+// An earlier version sealed the environment of a stack, but not its text and its URL.
+func TestAStackOfAnEarlierVersionIsSealed(t *testing.T) {
 	r := newRig(t).start()
 	r.halt()
 	key, _, err := pki.LoadOrCreateKey(r.cfg.StatePath + ".key")
@@ -147,7 +147,7 @@ func TestAStackSealedByAnOlderAgentIsSealedWhole(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	record := func(in map[string]any) string { // as it is on disk
+	record := func(in map[string]any) string { // returns the record on disk
 		t.Helper()
 		db, err := bolt.Open(r.cfg.StatePath, 0o600, &bolt.Options{Timeout: time.Second})
 		if err != nil {
@@ -184,7 +184,7 @@ func TestAStackSealedByAnOlderAgentIsSealedWhole(t *testing.T) {
 	if before := record(old); !strings.Contains(before, "hunter2") {
 		t.Fatalf("the record is not an older agent's: %s", before)
 	}
-	for range 2 { // reading what was sealed again gives the same
+	for range 2 { // the second time it is sealed already
 		a, err := New(r.cfg, r.factory)
 		if err != nil {
 			t.Fatal(err)
@@ -297,7 +297,7 @@ func TestStateFileErrors(t *testing.T) {
 		r.delete("web")
 		r.gone("web")
 		r.halt()
-		r.cfg.NodeID = "node-b" // it has none any more
+		r.cfg.NodeID = "node-b" // without workloads another node id is allowed
 		r.start()
 		r.apply("web", "sim/run")
 		r.halt()
@@ -315,7 +315,7 @@ func TestStateFileErrors(t *testing.T) {
 	})
 }
 
-// TestOrdersAreNotAcknowledgedWithoutDisk: a store that cannot write is an error, not a refusal.
+// An order that cannot be stored is answered with an error, not with a refusal.
 func TestOrdersAreNotAcknowledgedWithoutDisk(t *testing.T) {
 	r := newRig(t).start()
 	r.apply("web", "sim/run", content("c1:a"), by(1), at(1))
@@ -342,13 +342,13 @@ func TestOrdersAreNotAcknowledgedWithoutDisk(t *testing.T) {
 	}
 }
 
-// TestARestartIsDoneOnceWithoutDisk: that it cannot be stored is no reason to do it again and again.
+// A restart that cannot be recorded as done is not repeated.
 func TestARestartIsDoneOnceWithoutDisk(t *testing.T) {
 	r := newRig(t).start()
 	r.apply("web", "sim/run", content("c1:a"), revision("c1-0123456789abcdef"))
 	r.reaches("web", running)
 	r.hooks.set(func(h *hooks) {
-		h.ensure = func(driver.Spec) error { return r.a.store.Close() } // it takes no more writes
+		h.ensure = func(driver.Spec) error { return r.a.store.Close() } // no write succeeds from now on
 	})
 	r.apply("web", "sim/run", content("c1:a"), revision("c1-0123456789abcdef-r1"))
 	r.reaches("web", running)
@@ -357,7 +357,7 @@ func TestARestartIsDoneOnceWithoutDisk(t *testing.T) {
 		t.Errorf("stopped %d times, want once", n)
 	}
 	stop := r.stop
-	r.stop = func() error { // its end cannot store the last reports either
+	r.stop = func() error { // the last reports cannot be stored either
 		if err := stop(); err != nil && !strings.Contains(err.Error(), "not open") {
 			return err
 		}
@@ -365,7 +365,7 @@ func TestARestartIsDoneOnceWithoutDisk(t *testing.T) {
 	}
 }
 
-// TestEveryFormerTypeIsRemoved: while the container cannot be removed, its workload becomes something else.
+// The type of a workload changes while its container cannot be removed.
 func TestEveryFormerTypeIsRemoved(t *testing.T) {
 	compose := func(r *rig) {
 		r.apply("web", "", func(q *agentv1.ApplyWorkloadRequest) {
@@ -379,7 +379,7 @@ func TestEveryFormerTypeIsRemoved(t *testing.T) {
 	}
 	same := func(r *rig) { r.apply("web", "sim/run") }
 	del := func(r *rig) { r.delete("web") }
-	older := func(r *rig) { // leaves the file as a version that knew one former type did
+	older := func(r *rig) { // leaves the file of a version with only one former type
 		r.halt()
 		db, err := bolt.Open(r.cfg.StatePath, 0o600, &bolt.Options{Timeout: time.Second})
 		if err != nil {

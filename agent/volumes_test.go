@@ -127,7 +127,7 @@ func TestApplyOverAPendingDeleteRecreates(t *testing.T) {
 			return o != nil && o.RuntimeID != before && o.State == driver.Running
 		}, func() string { return "the deleted instance lives on under the new order" })
 		r.reaches("web", running)
-		// While it was away another node may have used, and be using, what it has where both reach it.
+		// While it was away, another node may have begun to use the shared volume.
 		left = r.hooks.count("leave web") - left
 		if removed = r.hooks.count("remove web") - removed; elsewhere && left != removed || !elsewhere && left != 0 {
 			t.Errorf("deleted because it lives on elsewhere: %t; its engine was told so in %d of %d removals", elsewhere, left, removed)
@@ -135,9 +135,9 @@ func TestApplyOverAPendingDeleteRecreates(t *testing.T) {
 	}
 }
 
-// An engine's own volumes stay where it is certain that their workload lives on elsewhere. A legacy v1 scheduler
-// does not say so of any delete, so what it deletes takes them along.
-func TestVolumesOfAnEngineStayWhenTheirWorkloadMoves(t *testing.T) {
+// An engine's own volumes stay if the delete says that the workload lives on elsewhere. Legacy v1 schedulers do
+// not say so, so their deletes remove the volumes.
+func TestEngineVolumesStayWhenTheWorkloadMoves(t *testing.T) {
 	for _, c := range []struct {
 		name           string
 		by             *schedulers
@@ -147,7 +147,7 @@ func TestVolumesOfAnEngineStayWhenTheirWorkloadMoves(t *testing.T) {
 	}{
 		{"deleted", leader(), []option{by(1), at(1)}, false, 0, 0},
 		{"moved", leader(), []option{by(1), at(1)}, true, 1, 1},
-		{"deleted by an existing scheduler", existing(), nil, false, 1, 0},
+		{"deleted by a legacy scheduler", existing(), nil, false, 1, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRig(t, under(c.by)).start()
@@ -167,8 +167,8 @@ func TestVolumesOfAnEngineStayWhenTheirWorkloadMoves(t *testing.T) {
 	}
 }
 
-// A volume that cannot be had keeps its workload from starting, with the reason in the status.
-func TestVolumeThatCannotBeHad(t *testing.T) {
+// The status says which volume keeps a workload from starting.
+func TestAMissingVolumeKeepsAWorkloadFromStarting(t *testing.T) {
 	r := newRig(t).start()
 	r.apply("web", "img:1", managed(&agentv1.ManagedVolumeSpec{Name: "data", Driver: "nfs", MountPath: "/data"}))
 	st := r.reaches("web", failing)
@@ -178,7 +178,7 @@ func TestVolumeThatCannotBeHad(t *testing.T) {
 	if r.hooks.count("ensure web") != 0 {
 		t.Error("started without its volume")
 	}
-	// It can be deleted all the same.
+	// A delete succeeds all the same.
 	r.delete("web")
 	r.gone("web")
 }
@@ -198,7 +198,7 @@ func TestPoolsAreRegistered(t *testing.T) {
 	}
 }
 
-// nfsClient is a machine on which mounts of a file server succeed, or do what a test says.
+// nfsClient is a machine on which mounts succeed, unless a test says otherwise.
 type nfsClient struct {
 	volume.System
 	mu    sync.Mutex
@@ -255,8 +255,8 @@ func onNFS(t *testing.T, change ...func(*Config)) (*rig, *nfsClient) {
 
 var shared = &agentv1.ManagedVolumeSpec{Name: "data", Driver: volume.NFS, MountPath: "/data"}
 
-// After a reboot a mount may take minutes, or for ever.
-func TestAFileServerThatIsAwayKeepsNoNodeAway(t *testing.T) {
+// After a reboot a mount may hang for minutes, or without end.
+func TestAMountThatHangsDoesNotBlockTheNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := leader()
 		r, files := onNFS(t, under(s))
@@ -277,7 +277,7 @@ func TestAFileServerThatIsAwayKeepsNoNodeAway(t *testing.T) {
 	})
 }
 
-// A delete whose volumes cannot be let go of is tried again by the back-off, not as fast as its engine lists.
+// A delete whose volumes cannot be released is tried again with the back-off.
 func TestADeleteThatWaitsForAVolumeBacksOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, files := onNFS(t, func(c *Config) { c.RetryBase, c.RetryMax = time.Second, 8*time.Second })

@@ -18,8 +18,8 @@ import (
 
 var errNoNode = errors.New("the node is not registered")
 
-// machine is a node: power, agent, engine, disk. Its agent is the real core; the machine gives it a clock,
-// an engine, a disk that may lose its power, a fencer, and messages that may be lost.
+// machine is a node: power, agent, engine, disk and fencers. Its agent is the real core. The machine gives
+// it a virtual clock and engine, and messages that may be lost.
 type machine struct {
 	proc      // the agent's process
 	power     proc
@@ -29,17 +29,17 @@ type machine struct {
 	key       *pki.Key // names specifications
 	offset    int64    // of its clock
 	drift     int64    // parts in a million
-	condemned bool     // an operator took it for dead: it must not come back as it was
-	sentenced bool     // and was told that this is so
-	fencing   bool     // an operator does what a refused registration says
+	condemned bool     // an operator said that it is dead: it must not come back with its disk
+	sentenced bool     // the operator has the answer to that
+	fencing   bool     // an operator is fencing it because its registration was refused
 	cpu, mem  int64
 	zone      string
 	up, down  []bool // by replica: is the way to it, from it, cut?
 
-	disk   *disk
-	engine *engine
-	guards guards
-	made   int // engines it has had
+	disk    *disk
+	engine  *engine
+	fencers fencers
+	made    int // engines it has had
 
 	// Memory of the agent's process.
 	core      core.State
@@ -170,6 +170,11 @@ func (m *machine) do(e core.Event) (answer core.Answer) {
 	w := m.w
 	next, effects := core.Step(m.core, core.Input{Now: m.now(), Clock: time.Duration(m.local(w.now)), Event: e})
 	m.core = next
+	if w.cfg.Sabotage == AnswerBeforeStore && len(effects) > 1 {
+		if s, ok := effects[0].(core.Store); ok {
+			effects = append(effects[1:], s)
+		}
+	}
 	answered := false
 	for _, e := range effects {
 		switch e := e.(type) {
@@ -256,7 +261,7 @@ func (m *machine) act(a *core.Act) {
 	}
 	m.engine.do(a.Verb.String(), sp, func(err error) {
 		if a.Verb == core.Remove && err == nil {
-			m.list() // so that a list from before does not bring it back
+			m.list() // a later list must not bring the instance back
 		}
 		done := core.Done{Act: a}
 		if err != nil {
@@ -274,7 +279,7 @@ func (m *machine) sweep() {
 	m.w.after(30*sec, &m.proc, m.sweep)
 }
 
-// look is what an engine's hint leads to.
+// look lists the engine after an event.
 func (m *machine) look() {
 	if !m.looking {
 		m.looking = true
@@ -298,7 +303,7 @@ func (m *machine) list() {
 	m.do(l)
 }
 
-// sender is who an order is from, with the fences that are sabotaged taken off.
+// sender is the sender of an order, changed so that sabotaged fences let it pass.
 func (m *machine) sender(s core.Sender) core.Sender {
 	if known := m.core.Meta.Epoch; m.w.cfg.Sabotage == NoEpochFence && s.Epoch != nil && s.Epoch.Less(known) {
 		s.Epoch = &known
@@ -309,7 +314,7 @@ func (m *machine) sender(s core.Sender) core.Sender {
 	return s
 }
 
-// generation is that of an order, raised where its fence is sabotaged.
+// generation is that of an order, raised so that a sabotaged fence lets it pass.
 func (m *machine) generation(id string, g driver.Generation) driver.Generation {
 	s, in, t := m.w.cfg.Sabotage, m.core.Intent(id), m.core.Tombstone(id)
 	if in != nil && s == NoGenerationFence && g.Less(in.Generation) {
@@ -345,7 +350,7 @@ func (m *machine) apply(req *agentv1.ApplyWorkloadRequest) sched.Ack {
 		w.tracef(id, m.id, "agent: refuses an apply: %s", no.Message)
 		ack := sched.Ack{Fenced: no.Fenced, Refused: !no.Fenced, Code: string(driver.InvalidSpecification), Message: no.Message}
 		if m.core.Draining && m.core.Intent(id) == nil {
-			ack.Refused = false // rpc gives an error: it is over when the drain is
+			ack.Refused = false // rpc returns an error, and the order is tried again
 		}
 		return ack
 	case answer.Unavailable != "":
@@ -362,7 +367,7 @@ func (m *machine) apply(req *agentv1.ApplyWorkloadRequest) sched.Ack {
 	return sched.Ack{Accepted: true, State: fsm.ActualPending, Message: answer.Message}
 }
 
-// fumble is an agent that does not do what a stop asks of it: it refuses, or says that it will and forgets.
+// fumble is an agent that refuses a stop, or accepts it and forgets it.
 func (m *machine) fumble(o core.Order) (sched.Ack, bool) {
 	w := m.w
 	if !w.has(StopTrouble) || w.calm || o.Running {
@@ -409,7 +414,7 @@ func (m *machine) remove(req *agentv1.DeleteWorkloadRequest) sched.Ack {
 	return sched.Ack{Accepted: true, Gone: answer.Absent}
 }
 
-// hear is told the epoch of a scheduler's answer; it is false if that was superseded.
+// hear gives the core the epoch of an answer. It reports false if the answer does not count.
 func (m *machine) hear(e fsm.Epoch) bool {
 	from := m.sender(core.Sender{Epoch: &core.Epoch{ClusterID: clusterID, Incarnation: e.Incarnation, Term: e.Term}})
 	if no := m.do(core.Heard{ClusterID: clusterID, Epoch: from.Epoch}).Refusal; no != nil {
@@ -501,7 +506,7 @@ func (m *machine) on(wiped bool) {
 	}
 	w := m.w
 	m.power.alive = true
-	m.guards = newFencers()
+	m.fencers = newFencers()
 	if wiped {
 		m.disk, m.engine.has = newDisk(w, m.id), map[string]*instance{}
 		m.made++

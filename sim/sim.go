@@ -100,6 +100,7 @@ const (
 	NoFencer                   // fencers do nothing at the end of a lease
 	AllAtOnce                  // updates of the group go through more members than the user said
 	ShortBound                 // a node registers a fence bound that its fencers cannot keep
+	AnswerBeforeStore          // agents answer an order before they store it
 )
 
 // Config determines a run completely.

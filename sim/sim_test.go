@@ -135,6 +135,7 @@ func TestASabotagedFenceIsFound(t *testing.T) {
 		{"agents obey any generation", NoGenerationFence, late, []string{"generation", "tombstone"}, 60},
 		{"agents forget what was deleted", NoTombstones, late | Operator, []string{"tombstone"}, 200},
 		{"agents forget the epoch when they restart", NoDurableEpoch, ReplicaPause | ReplicaCut | LinkCut | AgentCrash, []string{"epoch"}, 300},
+		{"agents answer before they store", AnswerBeforeStore, AgentCrash, []string{"durable"}, 60},
 		{"agents obey what is meant for another instance", NoInstanceFence, late | Reinstall, []string{"exclusive"}, 600},
 		{"leases are extended without a Confirm", NoLeaseConfirm, ReplicaCut | LinkCut, []string{"early expiry"}, 300},
 		{"the leader ends leases before the time that it told", ShortLeases, LinkCut | MessageLoss, []string{"early expiry"}, 60},

@@ -79,7 +79,7 @@ func (w *world) build() {
 		if w.has(ClockTrouble) {
 			m.offset, m.drift = w.between(-90, 90)*sec, w.between(-200, 200)
 		}
-		m.guards = newFencers()
+		m.fencers = newFencers()
 		m.disk, m.engine = newDisk(w, id), &engine{m: m, has: map[string]*instance{}, busy: map[string]bool{}}
 		w.machines = append(w.machines, m)
 		w.after(w.between(100, 4000)*ms, &m.power, m.boot)

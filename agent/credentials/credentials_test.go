@@ -39,10 +39,10 @@ func store(t *testing.T, text string, mode os.FileMode) *credentials.Store {
 func TestRegistry(t *testing.T) {
 	s := store(t, file, 0o600)
 	for _, c := range []struct{ name, ref, user, password string }{
-		{"the machine's own file wins", "registry.example.com/a/b:v1", "robot", "hunter2"},
+		{"the file comes before Docker's configuration", "registry.example.com/a/b:v1", "robot", "hunter2"},
 		{"Docker's configuration is next", "private.example.com/a@sha256:" + strings.Repeat("0", 64), "docker", "hunter5"},
-		{"a short name is the hub's", "busybox", "docker", "hunter5"},
-		{"nobody knows it", "elsewhere.example.com/a", "", ""},
+		{"a short name means Docker Hub", "busybox", "docker", "hunter5"},
+		{"no entry", "elsewhere.example.com/a", "", ""},
 		{"the port is part of the host", "registry.example.com:5000/a", "", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -82,11 +82,11 @@ func TestGit(t *testing.T) {
 	for _, c := range []struct{ name, entry, host, user, fault string }{
 		{"by name", "team", "git.example.com", "bot", ""},
 		{"by host", "", "127.0.0.1:3000", "bot", ""},
-		{"a host that nobody lists", "", "elsewhere.example.com", "", ""},
-		{"a host that two list", "", "git.example.com", "", `name one of ["other" "team"]`},
-		{"a name that is not there", "nobody", "git.example.com", "", "no entry git.nobody"},
+		{"a host without entry", "", "elsewhere.example.com", "", ""},
+		{"a host with two entries", "", "git.example.com", "", `name one of ["other" "team"]`},
+		{"a name without entry", "nobody", "git.example.com", "", "no entry git.nobody"},
 		{"by an address", "team", "code.example.com", "bot", ""},
-		{"an entry is not told to another host", "team", "evil.example.com", "", "not for host evil.example.com"},
+		{"an entry is not used for another host", "team", "evil.example.com", "", "not for host evil.example.com"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			user, password, err := s.Git(c.entry, c.host)
@@ -109,7 +109,7 @@ func TestFaultsTellNoSecret(t *testing.T) {
 		mode       os.FileMode
 		want       string
 	}{
-		{"others may read it", file, 0o640, "chmod 600"},
+		{"readable by others", file, 0o640, "chmod 600"},
 		{"an unknown key", "registries:\n  a: {username: u, password: hunter2, token: hunter3}\n", 0o600, "line 2"},
 		{"no YAML", "registries: [hunter2", 0o600, "not understood"},
 		{"no hosts", "git: {team: {username: u, password: hunter2}}", 0o600, "git.team.hosts"},

@@ -23,7 +23,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// deafEnv makes this program a guard that listens in the folder it names and takes nothing.
+// deafEnv names a folder in which this program listens as a fencer that never answers.
 const deafEnv = "GUARD_TEST_DEAF"
 
 func TestMain(m *testing.M) {
@@ -39,13 +39,13 @@ func TestMain(m *testing.M) {
 
 var db = lease.Workload{Kind: driver.Container, ID: "db"}
 
-// engine counts what runs, and when it was stopped.
+// engine records running workloads, and when each was stopped.
 type engine struct {
 	mu      sync.Mutex
 	running map[lease.Workload]bool
 	stopped map[lease.Workload]time.Duration
-	deaf    bool // cannot say what runs
-	slow    bool // takes long to say it
+	deaf    bool // does not answer
+	slow    bool // answers late
 }
 
 func (e *engine) Running(ctx context.Context, _ string, of []lease.Workload) (out []lease.Workload, err error) {
@@ -87,7 +87,7 @@ func (e *engine) at(w lease.Workload) time.Duration {
 	return e.stopped[w]
 }
 
-// rig is a folder with an engine, and guards that are ended with the test.
+// rig is a folder with an engine, and fencers that end with the test.
 type rig struct {
 	*testing.T
 	dir    string
@@ -113,7 +113,7 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
-// guard runs one until the test ends, or stop is called.
+// guard runs a fencer until the test ends, or stop is called.
 func (r *rig) guard() (stop func(), ended chan error) {
 	ctx, cancel := context.WithCancel(r.Context())
 	ended = make(chan error, 1)
@@ -145,7 +145,7 @@ func (r *rig) victim() lease.Process {
 		r.Fatal(err)
 	}
 	done := make(chan struct{})
-	go func() { _ = cmd.Wait(); close(done) }() // killed, by us or by the guard
+	go func() { _ = cmd.Wait(); close(done) }() // killed by the test or by the fencer
 	r.Cleanup(func() { _ = cmd.Process.Kill(); <-done })
 	p, err := processOf(cmd.Process.Pid)
 	if err != nil {
@@ -172,7 +172,7 @@ func TestItStopsAtTheDeadlineAndNotBefore(t *testing.T) {
 	if !st.Lapsed || st.Lapses != 1 {
 		t.Fatalf("%+v: the lapse is not told", st)
 	}
-	// What an engine starts late is stopped as well, until the agent has confirmed.
+	// An instance that starts late is stopped as well, until the agent has confirmed.
 	r.engine.start(db)
 	testbed.Until(r, "stopped again", func() bool { return r.engine.at(db) > 0 })
 	st = r.feed(lease.Renewal{Deadline: Now() + time.Hour, Lapses: 1})
@@ -192,8 +192,8 @@ func TestItStopsAtTheDeadlineAndNotBefore(t *testing.T) {
 	}
 }
 
-// An engine that takes long to say what runs is not waited for: all is stopped within the bound.
-func TestItStopsInTimeWhatItCannotSee(t *testing.T) {
+// The fencer does not wait for a slow engine: everything is stopped within the bound.
+func TestItStopsInTimeWithASlowEngine(t *testing.T) {
 	r := newRig(t)
 	r.engine.slow, r.agent = true, r.victim()
 	r.guard()
@@ -219,7 +219,7 @@ func TestItKillsAnAgentThatDoesNotConfirm(t *testing.T) {
 	}
 }
 
-func TestAnAgentThatComesBackLaterHasItsTimeToConfirm(t *testing.T) {
+func TestARestartedAgentHasTimeToConfirm(t *testing.T) {
 	t.Run("from one guard", func(t *testing.T) { comesBackLater(t, 1) })
 	t.Run("from two", func(t *testing.T) { comesBackLater(t, 2) })
 }
@@ -268,7 +268,7 @@ func TestTheSecondTakesOver(t *testing.T) {
 	_, one := r.guard()
 	_, other := r.guard()
 	var err error
-	select { // whichever came later
+	select { // the one that started later
 	case err = <-one:
 	case err = <-other:
 	case <-time.After(5 * time.Second):
@@ -295,9 +295,9 @@ func TestItGoesOnFromItsFile(t *testing.T) {
 	r.client.Close()
 	stop()
 	r.engine.mu.Lock()
-	r.engine.deaf = true // what cannot be seen is stopped all the same
+	r.engine.deaf = true // instances that cannot be seen are stopped all the same
 	r.engine.mu.Unlock()
-	if err := os.WriteFile(filepath.Join(r.dir, leaseFile+".1.new"), []byte("{"), 0o600); err != nil { // killed while it wrote
+	if err := os.WriteFile(filepath.Join(r.dir, leaseFile+".1.new"), []byte("{"), 0o600); err != nil { // left by a fencer that was killed while it wrote
 		t.Fatal(err)
 	}
 	r.guard()
@@ -308,11 +308,11 @@ func TestItGoesOnFromItsFile(t *testing.T) {
 		t.Errorf("what a guard that was killed left is still there (%v)", err)
 	}
 	testbed.Until(r, "stopped", func() bool { return r.engine.at(db) > 0 })
-	// The file of another start of the machine says nothing.
+	// A file of another start of the machine is ignored.
 	if have, err := load(r.dir, "another boot"); err != nil || !have.Idle() {
 		t.Errorf("%+v, %v", have, err)
 	}
-	// Nor does what a machine that lost its power kept of it.
+	// So is a file that was not written completely before a power loss.
 	for _, left := range []string{"", "\x00\x00"} {
 		dir := t.TempDir()
 		if err := os.WriteFile(filepath.Join(dir, leaseFile), []byte(left), 0o600); err != nil {
@@ -324,8 +324,8 @@ func TestItGoesOnFromItsFile(t *testing.T) {
 	}
 }
 
-// What could not be stored is not held either: the second guard cannot know it.
-func TestAFeedThatIsNotStoredChangesNothing(t *testing.T) {
+// A renewal that cannot be stored changes nothing, because the second fencer cannot know it.
+func TestARenewalThatIsNotStoredChangesNothing(t *testing.T) {
 	vm := lease.Workload{Kind: driver.VM, ID: "vm"}
 	have := func() lease.Lease {
 		return lease.Lease{Boot: "b", Lapses: 1, Lapsed: true, Instance: "i", ToStop: []lease.Workload{db, vm}}
@@ -340,7 +340,7 @@ func TestAFeedThatIsNotStoredChangesNothing(t *testing.T) {
 	}
 }
 
-func TestItEndsWithItsSecondWhenNobodyNeedsIt(t *testing.T) {
+func TestAnIdleFencerEndsWithItsSecond(t *testing.T) {
 	r := newRig(t)
 	second := make(chan lease.Process, 8)
 	ended := make(chan error, 1)
@@ -383,10 +383,10 @@ func TestItEndsWithItsSecondWhenNobodyNeedsIt(t *testing.T) {
 	}
 }
 
-// TestAGuardThatNeverAnswersIsKilled: by an agent that has only just started, too.
-func TestAGuardThatNeverAnswersIsKilled(t *testing.T) {
+// An agent that has just started kills a fencer that never answers, too.
+func TestAFencerThatNeverAnswersIsKilled(t *testing.T) {
 	r := newRig(t)
-	// A process that listens as a guard does and takes nothing: this test's own, started anew.
+	// A process that listens and never answers: this test binary, started again.
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), deafEnv+"="+r.dir)
 	if err := cmd.Start(); err != nil {
@@ -395,7 +395,7 @@ func TestAGuardThatNeverAnswersIsKilled(t *testing.T) {
 	ended := make(chan struct{})
 	go func() { _ = cmd.Wait(); close(ended) }()
 	t.Cleanup(func() { _ = cmd.Process.Kill(); <-ended })
-	testbed.Until(r, "it listens", func() bool { // which is later than that the socket has a name
+	testbed.Until(r, "it listens", func() bool { // the name of the socket appears earlier
 		probe := Client{Dir: r.dir}
 		defer probe.Close()
 		return probe.dial() == nil
@@ -437,8 +437,9 @@ func (o *only) Close() error {
 	return nil
 }
 
-// What a guard has no runtime for is not known to be stopped. It looks for one that came after it.
-func TestARuntimeThatComesLater(t *testing.T) {
+// A workload whose runtime the fencer lacks is not known to be stopped. The fencer finds a runtime that is
+// installed later.
+func TestARuntimeThatIsInstalledLater(t *testing.T) {
 	vm := lease.Workload{Kind: driver.VM, ID: "vm"}
 	kinds := []driver.Kind{driver.Container}
 	var made []*only
@@ -462,7 +463,7 @@ func TestARuntimeThatComesLater(t *testing.T) {
 	if out, err := d.Running(t.Context(), "c1", []lease.Workload{vm}); err != nil || !slices.Equal(out, []lease.Workload{vm}) {
 		t.Errorf("%v, %v; want the machine", out, err)
 	}
-	// What may be at work stays, and what was made for nothing is closed.
+	// Drivers in use stay open, drivers that were made twice are closed.
 	kept := map[driver.Kind]int{}
 	for i, o := range made {
 		if !o.closed {

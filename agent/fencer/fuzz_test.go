@@ -10,8 +10,8 @@ import (
 	"github.com/persys/compute/agent/fencer/lease"
 )
 
-// FuzzLease: the guard's file, and what an agent tells it. What a lapse condemned is
-// never guarded at the same time, and a deadline never moves back.
+// FuzzLease reads the file of a fencer and a message of an agent. After a lapse nothing is guarded, and a
+// deadline never moves back.
 func FuzzLease(f *testing.F) {
 	dir := f.TempDir()
 	f.Add([]byte(`{"boot":"b","deadline":5,"guarded":[{"kind":"container","id":"x"}]}`), []byte(`{"boot":"b","guarded":[{"kind":"container","id":"y"}],"deadline":9}`), int64(7))

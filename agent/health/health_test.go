@@ -91,7 +91,7 @@ func TestHTTP(t *testing.T) {
 	if n := r.news.Load(); n != 3 {
 		t.Errorf("told %d times, want once for each change", n)
 	}
-	// Another instance knows nothing of the one before.
+	// Another instance starts without results.
 	broken.Store(true)
 	target.Instance = "2"
 	r.Watch(target)
@@ -129,7 +129,7 @@ func TestTCPOverAForwardedPort(t *testing.T) {
 
 // An address that does not answer leaves time for the others: a network that only the workload is in, say.
 func TestOneOfSeveralAddresses(t *testing.T) {
-	silent, err := net.Listen("tcp", "127.0.0.2:0") // it takes the connection, and says nothing
+	silent, err := net.Listen("tcp", "127.0.0.2:0") // accepts the connection and never answers
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,8 +182,8 @@ func TestCommand(t *testing.T) {
 		{[]string{"true"}, Healthy, ""},
 		{[]string{"sh", "-c", "err not; exit 3"}, Unhealthy, "code 3: not"},
 		{[]string{"sleep", "600"}, Unhealthy, "too long"},
-		{[]string{"sh", "-c", "err " + strings.Repeat("ä", maxDetail) + "; exit 3"}, Unhealthy, "ää"},  // cut, at one of the two
-		{[]string{"sh", "-c", "err a" + strings.Repeat("ä", maxDetail) + "; exit 3"}, Unhealthy, "aä"}, // within a letter
+		{[]string{"sh", "-c", "err " + strings.Repeat("ä", maxDetail) + "; exit 3"}, Unhealthy, "ää"},  // cut between two letters
+		{[]string{"sh", "-c", "err a" + strings.Repeat("ä", maxDetail) + "; exit 3"}, Unhealthy, "aä"}, // cut within a letter
 		{[]string{"sh", "-c", "err gr\xf6\xdfer; exit 3"}, Unhealthy, "code 3: gr"},                    // not UTF-8
 	} {
 		r.Watch(Target{ID: "app", Instance: fmt.Sprint(i), Execer: d, Check: &agentv1.HealthCheck{Command: c.command, Retries: 1, TimeoutSeconds: 1}})
@@ -202,7 +202,7 @@ func (mute) Exec(ctx context.Context, _ driver.ID, _ driver.ExecOptions) (driver
 }
 
 // Checks that hang keep no others from being made.
-func TestChecksThatHangStopNoOthers(t *testing.T) {
+func TestHangingChecksDoNotBlockOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		for i := range 3 * atOnce {

@@ -6,7 +6,7 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// FuzzParse: the specification of a record, bare or wrapped in its name.
+// FuzzParse reads the specification of a record, bare or under its name.
 func FuzzParse(f *testing.F) {
 	f.Add("container", []byte(`{"image":"x"}`))
 	f.Add("compose", []byte(`{"spec":{"compose":{"compose_yaml":"x"}}}`))

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// FuzzRecords: what the state file holds, of this agent or of an existing one. A record
-// is read whole or is an error that names it.
+// FuzzRecords reads records of the state file, of this agent or a legacy one. A record is read completely, or
+// is an error that names it.
 func FuzzRecords(f *testing.F) {
 	s, err := Open(filepath.Join(f.TempDir(), "state.db"), true)
 	if err != nil {
@@ -53,7 +53,7 @@ func FuzzRecords(f *testing.F) {
 		}
 		for _, in := range all.Intents {
 			if in.ID == "" || in.Body == nil || in.SpecHash == "" {
-				t.Fatalf("half an intent: %+v", in)
+				t.Fatalf("an incomplete intent: %+v", in)
 			}
 			_ = in.Running()
 			_ = in.Guarded()

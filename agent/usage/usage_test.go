@@ -22,7 +22,7 @@ func TestTable(t *testing.T) {
 	_, seen := table.After(0)
 	table.Observe(driver.Container, []driver.Usage{
 		sample("a", "1", 10*time.Second, 6*time.Second, -1), // half a core
-		sample("b", "2", 10*time.Second, 0, -1),             // begun anew
+		sample("b", "2", 10*time.Second, 0, -1),             // another instance
 	})
 	if r, _ := table.Get("a"); r.Millicores != 500 || r.Disk != 500 {
 		t.Errorf("%v millicores and %d bytes, want 500 and what was measured before", r.Millicores, r.Disk)

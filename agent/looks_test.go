@@ -10,9 +10,9 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// TestASlowListIsNoNews: a List that began before a look at one workload, and ends after it, does not
-// take back what that saw. One that began later does, and has it looked at again.
-func TestASlowListIsNoNews(t *testing.T) {
+// A list that began before a look at one workload and ends after it changes nothing about that workload. A
+// list that began later does.
+func TestASlowListDoesNotUndoALook(t *testing.T) {
 	r := newRig(t).start()
 	began := time.Now()
 	r.apply("web", "sim/run", content("c1:a"))
@@ -43,7 +43,7 @@ func TestASlowListIsNoNews(t *testing.T) {
 	r.reaches("web", running)
 }
 
-// settles waits until nothing is to be done: no work, and no burst of events that is being gathered.
+// settles waits until no work is due and no burst of events is being gathered.
 func (r *rig) settles() {
 	r.t.Helper()
 	synctest.Wait()
@@ -51,9 +51,9 @@ func (r *rig) settles() {
 	r.until(func() bool { return r.a.runner.State().Depth() == 0 }, func() string { return "never idle" })
 }
 
-// TestAHintIsALookAtOne: what an engine hints at is looked at alone. The others are not, unless most of them
-// are hinted at, or one that nobody knows.
-func TestAHintIsALookAtOne(t *testing.T) {
+// After an event of one workload, only that workload is looked at. The engine is listed after events of most
+// workloads, or of an unknown one.
+func TestAnEventCausesOneLook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, func(c *Config) { c.ReconcileInterval = 24 * time.Hour }).start()
 		ids := []string{"a", "b", "c", "d", "e"}
@@ -87,7 +87,7 @@ func TestAHintIsALookAtOne(t *testing.T) {
 			r.reaches(id, running)
 		}
 		r.settles()
-		// Their starts are hints too, and may come after the look that follows each.
+		// Starts are events too, and may come after the look that follows each start.
 		if n := r.hooks.count("list") - lists; n < 1 || n > 2 {
 			t.Errorf("%d looks at everything after the end of all, want one for the ends and one for the starts at most", n)
 		}
@@ -104,9 +104,8 @@ func TestAHintIsALookAtOne(t *testing.T) {
 	})
 }
 
-// TestAHintDuringALook: what ends after the last look at it has its answer, and before the agent is done with
-// it, is seen all the same.
-func TestAHintDuringALook(t *testing.T) {
+// A workload ends after its last look, while the agent is still working on it.
+func TestAnEventDuringALookIsNotLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, func(c *Config) { c.ReconcileInterval = 24 * time.Hour }).start()
 		var once sync.Once
@@ -119,7 +118,7 @@ func TestAHintDuringALook(t *testing.T) {
 					if err := r.engine.Kill(id, 1); err != nil {
 						t.Error(err)
 					}
-					time.Sleep(time.Second) // the burst of its events is over
+					time.Sleep(time.Second) // until the burst of its events is over
 				})
 			}
 		})

@@ -12,8 +12,8 @@ import (
 	"github.com/persys/compute/agent/driver/sim"
 )
 
-// A runtime that comes to the machine while the agent runs is offered without a restart, and runs what is ordered.
-func TestRuntimeThatComesLater(t *testing.T) {
+// A runtime that is installed while the agent runs is offered without a restart, and runs orders.
+func TestARuntimeInstalledLaterIsOffered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		vms, err := sim.NewEngine(sim.Options{Kind: driver.VM})
 		if err != nil {

@@ -22,7 +22,7 @@ import (
 
 func stops(r *agentv1.ApplyWorkloadRequest) { r.Exclusive, r.OnLostLease = true, "stop" }
 
-// scripted is a guard that does what a test says; it stops nothing by itself.
+// scripted is a fencer that answers as a test says; it stops nothing by itself.
 type scripted struct {
 	mu      sync.Mutex
 	st      lease.Status
@@ -65,7 +65,7 @@ func (g *scripted) guards(id string) bool {
 
 func guardedRig(t *testing.T) (*rig, *scripted) {
 	g := &scripted{st: lease.Status{Grace: 10 * time.Second, Second: true}}
-	c := leader() // that extends no lease by itself
+	c := leader() // which grants no lease
 	c.onRegister = func(*controlv1.RegisterNodeRequest) (*controlv1.RegisterNodeResponse, error) {
 		return &controlv1.RegisterNodeResponse{Accepted: true, HeartbeatIntervalSeconds: 3, ClusterId: "c1", Epoch: controlEpoch("c1", 1)}, nil
 	}
@@ -81,7 +81,7 @@ func guardedRig(t *testing.T) (*rig, *scripted) {
 	return r, g
 }
 
-func TestAGuardedOrderNeedsALeaseAndAGuard(t *testing.T) {
+func TestAGuardedOrderNeedsALeaseAndAFencer(t *testing.T) {
 	r, g := guardedRig(t)
 	r.start()
 	order := func() error {
@@ -94,10 +94,10 @@ func TestAGuardedOrderNeedsALeaseAndAGuard(t *testing.T) {
 	if err := order(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "no lease") {
 		t.Errorf("without a lease: %v", err)
 	}
-	g.set(func() { g.err = errors.New("away") }) // first: with a lease the guard may confirm at once
+	g.set(func() { g.err = errors.New("away") }) // before the lease: with one the fencer may confirm at once
 	r.leased(fencer.Now() + time.Minute)
 	if err := order(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "away") {
-		t.Errorf("without a guard: %v", err)
+		t.Errorf("without a fencer: %v", err)
 	}
 	if r.observed("db") != nil {
 		t.Error("it was started")
@@ -116,15 +116,15 @@ func TestAGuardedOrderNeedsALeaseAndAGuard(t *testing.T) {
 	}
 }
 
-// A guard that is set up to run no containers could not stop one: none is taken that it would have to stop, and the
-// node is not registered as one with a guard.
-func TestAGuardThatCannotStopIt(t *testing.T) {
+// A fencer whose settings leave out containers cannot stop one. Guarded containers are refused, and the node
+// is not registered as self-fencing.
+func TestAFencerThatCannotStopAKind(t *testing.T) {
 	r, g := guardedRig(t)
 	g.st.Stops = []driver.Kind{driver.VM}
 	r.start()
 	r.leased(fencer.Now() + time.Minute)
 	fencing := func() bool { return r.a.session.Introduction().Capabilities.SelfFencing }
-	r.until(func() bool { g.mu.Lock(); defer g.mu.Unlock(); return len(g.heard) > 2 }, func() string { return "the guard is told nothing" })
+	r.until(func() bool { g.mu.Lock(); defer g.mu.Unlock(); return len(g.heard) > 2 }, func() string { return "the fencer is told nothing" })
 	if out := r.apply("db", "sim/run", stops, content("c1:a"), by(7), at(5)); out.Applied || !strings.Contains(out.Message, "container") {
 		t.Errorf("%v; want a refusal that says what cannot be stopped", out)
 	}
@@ -134,7 +134,7 @@ func TestAGuardThatCannotStopIt(t *testing.T) {
 	r.apply("web", "sim/run", content("c1:a"), by(7), at(5))
 	r.reaches("web", running)
 	g.set(func() { g.st.Stops = append(g.st.Stops, driver.Container) })
-	r.until(fencing, func() string { return "a guard that can is not registered" })
+	r.until(fencing, func() string { return "a fencer that can stop containers is not registered" })
 	r.apply("db", "sim/run", stops, content("c1:a"), by(7), at(6))
 	r.reaches("db", running)
 }
@@ -142,7 +142,7 @@ func TestAGuardThatCannotStopIt(t *testing.T) {
 // lapsed is reported of a workload that was stopped with the lease.
 const lapsed = "exclusive: stopped when the node's lease ended; waits for the scheduler's next order"
 
-func TestWhatLapsedStartsByANewerOrderOnly(t *testing.T) {
+func TestAfterALapseOnlyANewerOrderStarts(t *testing.T) {
 	r, g := guardedRig(t)
 	r.start()
 	r.leased(fencer.Now() + time.Minute)
@@ -173,18 +173,18 @@ func TestWhatLapsedStartsByANewerOrderOnly(t *testing.T) {
 	}
 }
 
-func TestWithoutItsGuardTheAgentStopsByItself(t *testing.T) {
+func TestWithoutAFencerTheAgentStopsByItself(t *testing.T) {
 	r, g := guardedRig(t)
 	r.start()
 	r.leased(fencer.Now() + time.Second)
 	r.apply("db", "sim/run", stops, content("c1:a"), by(7), at(5))
 	r.reaches("db", running)
 	g.set(func() { g.err = errors.New("away") })
-	r.leased(fencer.Now() + time.Hour) // the schedulers extend it; the guard does not know
+	r.leased(fencer.Now() + time.Hour) // the schedulers extend the lease, and the fencer does not answer
 	r.reaches("db", halted)
 }
 
-func TestAfterARestartTheGuardSaysWhatMayGoOn(t *testing.T) {
+func TestAfterARestartTheFencerDecides(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		change func(*scripted)
@@ -193,7 +193,7 @@ func TestAfterARestartTheGuardSaysWhatMayGoOn(t *testing.T) {
 		{"the lease goes on", func(*scripted) {}, running},
 		{"it has lapsed", (*scripted).lapse, halted},
 		{"it is not guarded", func(g *scripted) { g.set(func() { g.st.Guarded = nil }) }, halted},
-		{"nobody answers", func(g *scripted) { g.set(func() { g.err = errors.New("away") }) }, halted},
+		{"the fencer does not answer", func(g *scripted) { g.set(func() { g.err = errors.New("away") }) }, halted},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r, g := guardedRig(t)
@@ -207,7 +207,7 @@ func TestAfterARestartTheGuardSaysWhatMayGoOn(t *testing.T) {
 			r.reaches("db", c.want)
 			if c.want == running {
 				r.a.runner.Sweep()
-				r.until(func() bool { return g.guards("db") }, func() string { return "it runs on and is not guarded" })
+				r.until(func() bool { return g.guards("db") }, func() string { return "it runs and is not guarded" })
 				r.reaches("db", running)
 			}
 		})

@@ -8,26 +8,25 @@ import (
 	"github.com/persys/compute/agent/fencer/lease"
 )
 
-// guards are a machine's pair of fencers. One lease.State stands for
-// both fencers, on the machine's clock. Which of the two acts at a deadline, or whether a supervisor had
+// fencers are the two of a machine. One lease.State stands for both, on the machine's clock. Which of the two acts at a deadline, or whether a supervisor had
 // to start another one first, is a delay that is drawn.
-type guards struct {
+type fencers struct {
 	state   lease.State
 	alarm   int64 // local time of the deadline that is waited for
 	ticking bool
 }
 
-const guardGrace = 10 * sec
+const fencerGrace = 10 * sec
 
-// bound is what the node registers.
+// bound is the fence bound, in seconds, that the node registers.
 func (m *machine) bound() uint32 {
 	if m.w.cfg.Sabotage == ShortBound {
 		return 1
 	}
-	return uint32(lease.Bound(time.Duration(guardGrace)) / time.Second)
+	return uint32(lease.Bound(time.Duration(fencerGrace)) / time.Second)
 }
 
-// meetFencer is the first thing that an agent's process does.
+// meetFencer asks the fencer what has become of the workloads of a former process.
 func (m *machine) meetFencer() {
 	if !m.w.has(Fencers) {
 		return
@@ -68,9 +67,9 @@ func (m *machine) renewLease() {
 	m.fencerTicks()
 }
 
-// newFencers are those of a machine that has just started.
-func newFencers() guards {
-	return guards{state: lease.State{First: true, Settings: lease.Settings{Grace: time.Duration(guardGrace)}}}
+// newFencers are the fencers of a machine that has just started.
+func newFencers() fencers {
+	return fencers{state: lease.State{First: true, Settings: lease.Settings{Grace: time.Duration(fencerGrace)}}}
 }
 
 // process names the agent's process.
@@ -78,7 +77,7 @@ func (m *machine) process() lease.Process { return lease.Process{PID: 1, Start: 
 
 // fence gives the fencer one input and carries out what it decides.
 func (m *machine) fence(in lease.Input) (answer lease.Status) {
-	w, g := m.w, &m.guards
+	w, g := m.w, &m.fencers
 	var effects []lease.Effect
 	g.state, effects = lease.Step(g.state, time.Duration(m.local(w.now)), in)
 	for _, e := range effects {
@@ -89,7 +88,7 @@ func (m *machine) fence(in lease.Input) (answer lease.Status) {
 			w.tracef("", m.id, "fencer: the lease has ended, %d to stop", len(g.state.Lease.ToStop))
 		case lease.Kill:
 			m.die("it does not confirm the end of its lease")
-			w.after(w.between(2000, 5000)*ms, &m.power, m.boot) // its own supervisor
+			w.after(w.between(2000, 5000)*ms, &m.power, m.boot) // by the supervisor of the agent
 		case lease.Look:
 			var running []lease.Workload
 			for _, one := range e.Of {
@@ -123,7 +122,7 @@ func (m *machine) fencerHalts(e lease.Halt) {
 
 // fencerWaits has a fencer look at the clock when the lease ends.
 func (m *machine) fencerWaits() {
-	w, g := m.w, &m.guards
+	w, g := m.w, &m.fencers
 	at := int64(g.state.Lease.Deadline)
 	if at <= g.alarm {
 		return
@@ -151,7 +150,7 @@ func (m *machine) fencerWaits() {
 
 // fencerTicks has the fencer look at the clock every 200 ms while workloads have to be stopped.
 func (m *machine) fencerTicks() {
-	w, g := m.w, &m.guards
+	w, g := m.w, &m.fencers
 	if g.ticking || len(g.state.Lease.ToStop) == 0 || w.cfg.Sabotage == NoFencer {
 		return
 	}
