@@ -9,6 +9,7 @@ import (
 
 // setEngines takes over new drivers.
 func (x *step) setEngines(e Engines) {
+	waited := x.rebinding != ""
 	x.rebinding = ""
 	if !e.Failed {
 		old := x.engines
@@ -27,8 +28,8 @@ func (x *step) setEngines(e Engines) {
 		}
 		sortEngines(x.engines)
 	}
-	for _, w := range x.list() { // work that has waited for this
-		if w.Intent != nil && w.Task.Open() {
+	if waited { // work rests while drivers are replaced
+		for w := range x.State.Workloads() {
 			x.due(w.ID, x.now)
 		}
 	}

@@ -290,3 +290,17 @@ func TestStepGuardsWithTheLease(t *testing.T) {
 		t.Errorf("the order from before the lapse counts: %+v", w.Status)
 	}
 }
+
+// While drivers for another cluster label are made, no instance is made with the old label.
+func TestStepWaitsForTheLabel(t *testing.T) {
+	h := newHistory(t, nil)
+	h.s.Bound = "unbound"
+	h.step(order(5, 7))
+	if rebound := len(h.effects) > 1 && h.act() == nil; !rebound || h.s.rebinding != "c1" {
+		t.Fatalf("work began under the old label: %v", h.effects)
+	}
+	h.step(Engines{Cluster: "c1", Kinds: []workload.Kind{workload.Container}})
+	if a := h.look(workload.Absent).act(); a == nil || a.Cluster != "c1" {
+		t.Errorf("want a start under the new label, have %+v", a)
+	}
+}

@@ -232,6 +232,11 @@ func (x *step) lookDone(d Done, w *Workload) {
 		x.rest(id)
 		return
 	}
+	if x.rebinding != "" { // nothing new may get the label that is about to change
+		x.publish(w)
+		x.rest(id)
+		return
+	}
 	w.memory.asked = false
 	x.publish(w)
 	if x.Meta.Engine != x.Bound { // from now on an instance may carry this label
