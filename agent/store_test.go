@@ -22,6 +22,7 @@ import (
 	"github.com/persys/compute/agent/driver/sim"
 	"github.com/persys/compute/agent/runner"
 	"github.com/persys/compute/agent/spec"
+	"github.com/persys/compute/agent/store"
 	"github.com/persys/compute/testbed"
 )
 
@@ -479,16 +480,21 @@ func TestTombstonesAreBounded(t *testing.T) {
 	tomb := func(id string) *core.Tombstone { return r.a.runner.State().Tombstone(id) }
 	r.until(func() bool { return tomb("young").Done && tomb("old").Done }, func() string { return "deletes never end" })
 	const week = 7 * 24 * time.Hour
+	r.halt()
 	later, _ := core.Step(r.a.runner.State(), core.Input{Now: time.Now().Add(week - time.Minute), Event: core.Prune{}})
 	if later.Tombstone("young") == nil || later.Tombstone("old") == nil {
 		t.Error("a tombstone is gone before 7 days are over")
 	}
 	old := *tomb("old")
 	old.DeletedAt = time.Now().Add(-week - time.Minute)
-	if err := r.a.store.Write(core.Store{Tombstones: []*core.Tombstone{&old}}); err != nil {
+	s, err := store.Open(r.cfg.StatePath, false)
+	if err != nil {
 		t.Fatal(err)
 	}
-	r.restart()
+	if err := errors.Join(s.Write(core.Store{Tombstones: []*core.Tombstone{&old}}), s.Close()); err != nil {
+		t.Fatal(err)
+	}
+	r.start()
 	r.a.runner.Sweep()
 	r.restart()
 	if out := r.apply("young", "sim/run", by(1), at(1)); out.Applied {

@@ -28,8 +28,8 @@ type Settings struct {
 	StopGrace time.Duration
 }
 
-// State is everything that an agent knows. Make one with Restore. It is never changed in place and may
-// be read by any number of goroutines.
+// State is everything that an agent knows. Make one with Restore. It is never changed in place. Any number
+// of goroutines may read it while one at a time calls Step with it.
 type State struct {
 	Settings
 	Meta     Meta
