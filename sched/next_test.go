@@ -170,6 +170,8 @@ func TestWorkloadMovesAfterTheFenceBound(t *testing.T) {
 	}
 	// While the leader's clock offset shrinks, so does DownSince; the cache holds no old
 	// deadline.
+	w.now += 6 * second
+	w.plan()
 	w.downSince["b"] -= second / 10
 	if cached, plain := w.plan(), w.plain(); cached.WakeAt != plain.WakeAt {
 		t.Errorf("the next step is at %d with a cache and at %d without", cached.WakeAt, plain.WakeAt)
