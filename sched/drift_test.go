@@ -9,7 +9,7 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// lists is what the node of id says of it, as it is meant to be.
+// lists is the expected report of the node of id.
 func (w *world) lists(id string, set ...func(*Reported)) Reported {
 	x := w.get(id)
 	r := Reported{Workload: id, Revision: x.Revision(), Observation: fsm.Observation{State: fsm.ActualRunning, Generation: x.Generation}}
@@ -38,7 +38,7 @@ func (w *world) generationOf(id string) fsm.Generation {
 	return fsm.Generation{}
 }
 
-// note applies what was found on a node.
+// note records the differences found on a node.
 func (w *world) note(node string, found []Difference) *commandv1.SetDrifts {
 	c := Drifts(w.state, node, found, w.now)
 	if c != nil {
@@ -124,7 +124,7 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-// TestDriftsFitIntoTheLog: a node full of what nobody knows is noted in several rounds.
+// TestDriftsFitIntoTheLog: very many orphans are recorded in several rounds.
 func TestDriftsFitIntoTheLog(t *testing.T) {
 	w := newWorld(t)
 	w.node("a")
@@ -249,8 +249,8 @@ func TestDrifts(t *testing.T) {
 	})
 }
 
-// What was given up is not ordered anew by a drift: nobody would give the order, and
-// after it no word of the node counts.
+// A drift does not order a workload again that was given up: the planner gives no such
+// order, and after it no report of the node would count.
 func TestADriftOfWhatWasGivenUp(t *testing.T) {
 	w := newWorld(t)
 	w.node("a")

@@ -53,16 +53,16 @@ func TestFilters(t *testing.T) {
 			filter: "readiness", reason: "the node is draining", summary: "0/1 nodes fit: 1 draining"},
 		{name: "a cordoned node", node: none, demand: func(*commandv1.Demand) {}, before: func(w *world) { w.cordon("a", true) },
 			filter: "readiness", reason: "the node is cordoned", summary: "0/1 nodes fit: 1 cordoned"},
-		{name: "a workload that is to stop with the lease needs a guard", node: none,
+		{name: "on_lost_lease=stop needs a fencer", node: none,
 			demand: func(d *commandv1.Demand) { d.Exclusive, d.OnLostLease = true, fsm.OnLostLeaseStop }, filter: "fencer",
 			reason:  "fencer: on_lost_lease is stop, and the node has no fencer that stops the workload when the lease ends (self_fencing)",
 			summary: "0/1 nodes fit: 1 no fencer for on_lost_lease=stop"},
-		{name: "a node with a guard", node: func(n *commandv1.RegisterNode) { n.SelfFencing = true },
+		{name: "a node with a fencer", node: func(n *commandv1.RegisterNode) { n.SelfFencing = true },
 			demand: func(d *commandv1.Demand) { d.Exclusive, d.OnLostLease = true, fsm.OnLostLeaseStop }},
 		{name: "a type that is not offered", node: none, demand: func(d *commandv1.Demand) { d.Type = "vm" },
 			filter: "workload type", reason: "workload type: needs vm, the node offers compose, container", summary: "0/1 nodes fit: 1 type vm"},
-		{name: "an existing peer offers compose", node: func(n *commandv1.RegisterNode) { n.Types = nil }, demand: func(d *commandv1.Demand) { d.Type = "compose" }},
-		{name: "an existing peer offers no VM", node: func(n *commandv1.RegisterNode) { n.Types = nil }, demand: func(d *commandv1.Demand) { d.Type = "vm" },
+		{name: "a legacy v1 peer offers compose", node: func(n *commandv1.RegisterNode) { n.Types = nil }, demand: func(d *commandv1.Demand) { d.Type = "compose" }},
+		{name: "a legacy v1 peer offers no VM", node: func(n *commandv1.RegisterNode) { n.Types = nil }, demand: func(d *commandv1.Demand) { d.Type = "vm" },
 			filter: "workload type", reason: "workload type: needs vm, the node offers container, compose", summary: "0/1 nodes fit: 1 type vm"},
 		{name: "a storage driver that is there", node: func(n *commandv1.RegisterNode) { n.StorageDrivers = []string{"nfs"} }, demand: func(d *commandv1.Demand) { d.StorageDrivers = []string{"nfs"} }},
 		{name: "a storage driver that is not", node: func(n *commandv1.RegisterNode) { n.StorageDrivers = []string{"local"} }, demand: func(d *commandv1.Demand) { d.StorageDrivers = []string{"nfs"} },
@@ -168,7 +168,7 @@ func port(n uint32, protocol string) func(*commandv1.Demand) {
 	return func(d *commandv1.Demand) { d.HostPorts = []*commandv1.Port{{Port: n, Protocol: protocol}} }
 }
 
-// fill takes that much of what there is.
+// fill uses that many resources of the node.
 func (w *world) fill(cpu, mem, disk int64) {
 	w.apply("filler", demand(func(d *commandv1.Demand) { d.CpuMillicores, d.MemoryMib, d.DiskGb = cpu, mem, disk }))
 	w.settle()
@@ -274,7 +274,8 @@ func TestPlanPlaceKeepsWhatStillFits(t *testing.T) {
 	}
 }
 
-// TestPlanPlaceOnALostNode: what nobody stops there stays bound to it, what its guard stops goes elsewhere.
+// TestPlanPlaceOnALostNode: an exclusive workload stays bound to its lost node, unless the
+// node's fencer stops it.
 func TestPlanPlaceOnALostNode(t *testing.T) {
 	w := newWorld(t)
 	guard := func(n *commandv1.RegisterNode) { n.SelfFencing, n.FenceBoundSeconds = true, 9 }

@@ -18,7 +18,7 @@ func sortOrders(o []Order) {
 	})
 }
 
-func TestAWorkloadRunsAndTheWorldIsStill(t *testing.T) {
+func TestAConvergedWorldYieldsNothing(t *testing.T) {
 	w := newWorld(t)
 	w.node("a")
 	w.apply("web")
@@ -83,7 +83,7 @@ func TestAGroupSpreads(t *testing.T) {
 	}
 }
 
-// What a fenced machine had said before is no sign of life.
+// A late heartbeat of a fenced node does not mark it up.
 func TestAFencedNodeDoesNotReturnByBeingHeard(t *testing.T) {
 	w := newWorld(t)
 	w.node("a")
@@ -202,7 +202,8 @@ func residualsOf(w *world, id string) (n int) {
 	return n
 }
 
-// What a node accepted counts: a change to stop that it has not accepted stops nothing there.
+// Only accepted orders count: a workload whose stop was not accepted does not count as
+// stopped.
 func TestAChangeToStopCountsOnceItIsAccepted(t *testing.T) {
 	guard := func(n *commandv1.RegisterNode) { n.SelfFencing, n.FenceBoundSeconds = true, 15 }
 	w := newWorld(t)
@@ -221,8 +222,8 @@ func TestAChangeToStopCountsOnceItIsAccepted(t *testing.T) {
 	}
 }
 
-// A node that loses its guard loses what needs one, in good order.
-func TestANodeWithoutItsGuardIsLeft(t *testing.T) {
+// Workloads that need a fencer leave a node that no longer has one.
+func TestANodeWithoutItsFencerIsLeft(t *testing.T) {
 	guard := func(n *commandv1.RegisterNode) { n.SelfFencing, n.FenceBoundSeconds = true, 15 }
 	w := newWorld(t)
 	w.node("a", guard)
@@ -582,8 +583,8 @@ func TestHigherPriorityIsPlacedFirst(t *testing.T) {
 	}
 }
 
-// TestAVerdictStandsForTheSameDemand: what no node could take is not tried again because its
-// specification changed, and is tried as soon as it asks for less or a node comes.
+// TestAVerdictStandsForTheSameDemand: an unplaced workload is not tried again because its
+// specification changed, but as soon as it demands less or a node is added.
 func TestAVerdictStandsForTheSameDemand(t *testing.T) {
 	w := newWorld(t)
 	w.node("small")
@@ -656,7 +657,8 @@ func TestAnExclusiveWorkloadWhoseDrainingNodeIsLostAwaitsTheFence(t *testing.T) 
 	}
 }
 
-// A residual hides who else claims its port; once it is gone the conflict shows.
+// While a residual holds a port, a conflict between others about the port is not seen. It
+// is seen once the residual is gone.
 func TestAPortConflictBehindAResidualIsSeen(t *testing.T) {
 	w := newWorld(t)
 	for _, n := range []string{"a", "b", "c"} {
@@ -705,7 +707,8 @@ func TestAPortConflictBehindAResidualIsSeen(t *testing.T) {
 	}
 }
 
-// A type whose runtime is not there leaves the node until its agent registers anew.
+// Workloads of a type whose runtime is missing leave the node until its agent registers
+// again.
 func TestANodeWithoutTheRuntimeIsLeft(t *testing.T) {
 	w := newWorld(t)
 	w.node("a")

@@ -8,7 +8,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// TestHostPortsAreWaitedFor: nobody is told to bind what may still be bound.
+// TestHostPortsAreWaitedFor: no order is given while another workload may still bind its
+// host port.
 func TestHostPortsAreWaitedFor(t *testing.T) {
 	tcp := func(n uint32) func(*commandv1.WorkloadPut) { return demand(port(n, "tcp")) }
 	waits := func(t *testing.T, w *world, id, by string) {

@@ -84,7 +84,7 @@ func TestPreemption(t *testing.T) {
 	})
 }
 
-// stuck lets seconds pass in which no agent ends a delete, until done says so.
+// stuck lets time pass in which no agent carries out a delete, until done.
 func (w *world) stuck(seconds int64, done func(after int64) bool) {
 	for after := range seconds {
 		w.step()
@@ -96,8 +96,8 @@ func (w *world) stuck(seconds int64, done func(after int64) bool) {
 	}
 }
 
-// Nodes that are up but cannot let something go do not keep a higher priority from
-// running elsewhere for ever, nor is everything else evicted meanwhile.
+// Nodes that are up but do not carry out a delete neither keep a higher priority from running
+// elsewhere for ever, nor cause the eviction of everything else.
 func TestRoomThatNeverComes(t *testing.T) {
 	w := newWorld(t)
 	big := demand(func(d *commandv1.Demand) { d.CpuMillicores = 4000 })
@@ -126,7 +126,7 @@ func TestRoomThatNeverComes(t *testing.T) {
 	}
 }
 
-// What is left on the only node that could be cleared does not keep it from being cleared.
+// Residuals on the only suitable node do not keep other workloads from being evicted there.
 func TestRoomBesideWhatDoesNotGo(t *testing.T) {
 	w := newWorld(t)
 	half := demand(func(d *commandv1.Demand) { d.CpuMillicores = 2000 })

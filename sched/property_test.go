@@ -62,7 +62,7 @@ func randomDemand(r *rapid.T) func(*commandv1.WorkloadPut) {
 	return func(p *commandv1.WorkloadPut) { p.Demand, p.Desired = d, desired }
 }
 
-// disturb makes one thing happen to the world.
+// disturb makes one random change.
 func disturb(r *rapid.T, w *world) {
 	node := "n" + rapid.SampledFrom([]string{"1", "2", "3", "4"}).Draw(r, "node")
 	load := "w" + rapid.SampledFrom([]string{"1", "2", "3", "4", "5", "6", "7", "8"}).Draw(r, "workload")
@@ -127,8 +127,8 @@ func sameStep(a, b Step) string {
 	return ""
 }
 
-// TestRandomWorlds disturbs a world, steps it, and holds every step to the
-// package's promises; then the disturbances stop and it must settle.
+// TestRandomWorlds disturbs a world and checks the promises of the package at every step.
+// Then the disturbances stop and the world must settle.
 func TestRandomWorlds(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		w := newWorld(r)
@@ -182,8 +182,8 @@ func TestRandomWorlds(t *testing.T) {
 	})
 }
 
-// badReason says what is wrong with the reason of a workload that has no node: it
-// must be one of three, and say what a look at the nodes says now.
+// badReason returns the fault in the reason of an unplaced workload: it must be one of three
+// codes, with the message that the present nodes give.
 func badReason(w *world, x *fsm.Workload) string {
 	said := x.Reason.Message
 	switch x.Reason.Code {
@@ -235,7 +235,7 @@ func badReason(w *world, x *fsm.Workload) string {
 	return ""
 }
 
-// checkStep holds one step to what must never be proposed.
+// checkStep checks that a step proposes nothing forbidden.
 func checkStep(r *rapid.T, w *world, s Step) {
 	for _, c := range s.Commands {
 		for _, a := range c.GetAssign().GetAssignments() {

@@ -39,7 +39,7 @@ func newGroupWorld(t *testing.T, groups ...string) *groupWorld {
 	return w
 }
 
-// do applies a command as a leader's; one that is refused, or does not hold, fails the test.
+// do applies a command of the leader; a refused or skipped one fails the test.
 func (w *groupWorld) do(c *commandv1.Command) {
 	w.t.Helper()
 	w.index++
@@ -56,7 +56,7 @@ func (w *groupWorld) do(c *commandv1.Command) {
 	w.state = s
 }
 
-// group puts so many members of a group in one version.
+// group puts count members of a group in one version.
 func (w *groupWorld) group(name, count string, version int, update *commandv1.UpdatePolicy) {
 	w.t.Helper()
 	n := 0
@@ -82,7 +82,7 @@ func (w *groupWorld) get(id string) *fsm.Workload {
 	return x
 }
 
-// run has the node obey what is ordered of the members of a group.
+// run makes the node carry out the orders of a group.
 func (w *groupWorld) run(group string, except ...string) {
 	w.t.Helper()
 	var ids []string
@@ -94,7 +94,7 @@ func (w *groupWorld) run(group string, except ...string) {
 	}
 }
 
-// says has the node accept the present order of a workload, and report a state.
+// says makes the node accept the present order of a workload and report a state.
 func (w *groupWorld) says(id, state string) {
 	w.t.Helper()
 	generation := func() *commandv1.Generation {
@@ -109,7 +109,7 @@ func (w *groupWorld) says(id, state string) {
 		{Workload: id, Node: "a", Generation: generation(), State: state, Acknowledged: true, ObservedAt: w.now}}}}})
 }
 
-// play takes one word of a script: what people, nodes and the rest of the planner do.
+// play carries out one line of a script: an action of a user, a node or another pass.
 func (w *groupWorld) play(word string) {
 	w.t.Helper()
 	f := strings.Fields(word)
@@ -168,7 +168,7 @@ func (w *groupWorld) next() (steps []fsm.Command, wake int64) {
 	return p.rollouts, p.at
 }
 
-// line is a plan at one glance: each group's next step, and when to look again.
+// line is a plan as text: the next step of each group, and the next wake-up.
 func (w *groupWorld) line() string {
 	steps, wake := w.next()
 	var out []string
@@ -357,7 +357,7 @@ func version(x *fsm.Workload) int {
 	return int(x.Content[len(x.Content)-1] - '0')
 }
 
-// versions are what the members of a group that stay have, and where the update stands.
+// versions lists the versions of the members that stay, and the phase of the rollout.
 func (w *groupWorld) versions(group string) (out string) {
 	w.state.Group(group, func(x *fsm.Workload) bool {
 		if x.Desired != fsm.DesiredDeleted {
@@ -376,17 +376,17 @@ func TestHeldByRollout(t *testing.T) {
 		name, script, id string
 		want             bool
 	}{
-		{"without an update nobody is held", "", "web-1", false},
-		{"nor while it has taken nobody", "update web 3 to 2 by 1", "web-1", false},
-		{"while one is missing the others are", "update web 3 to 2 by 1; step", "web-1", true},
-		{"also before it has settled", "update web 3 to 2 by 1; step; runs web-0", "web-0", true},
-		{"what is down may go", "update web 3 to 2 by 1; step", "web-0", false},
-		{"if two may be missing, another may go", "update web 3 to 2 by 2; fails web-0", "web-1", false},
-		{"but not once the same step has moved one", "update web 3 to 2 by 2; fails web-0; leaves web-2", "web-1", true},
-		{"one that is moved already is not held", "update web 3 to 2 by 1; leaves web-1", "web-1", false},
-		{"a paused update holds nobody", "update web 3 to 2 by 1; step; pause web", "web-1", false},
-		{"an update of another group neither", "update web 3 to 2 by 1; step", "api-0", false},
-		{"nor what is in no group", "update web 3 to 2 by 1; step", "single", false},
+		{"without an update no member is held", "", "web-1", false},
+		{"an update without a step holds no member", "update web 3 to 2 by 1", "web-1", false},
+		{"while one is unavailable the others are held", "update web 3 to 2 by 1; step", "web-1", true},
+		{"a member that has not settled is held", "update web 3 to 2 by 1; step; runs web-0", "web-0", true},
+		{"an unavailable member may go", "update web 3 to 2 by 1; step", "web-0", false},
+		{"with max_parallel 2 another may go", "update web 3 to 2 by 2; fails web-0", "web-1", false},
+		{"not if the same step has moved one", "update web 3 to 2 by 2; fails web-0; leaves web-2", "web-1", true},
+		{"a member that is moved already is not held", "update web 3 to 2 by 1; leaves web-1", "web-1", false},
+		{"a paused update holds no member", "update web 3 to 2 by 1; step; pause web", "web-1", false},
+		{"an update of another group holds no member", "update web 3 to 2 by 1; step", "api-0", false},
+		{"a workload without a group is not held", "update web 3 to 2 by 1; step", "single", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newGroupWorld(t, "web 3", "api 2")

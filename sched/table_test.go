@@ -21,8 +21,7 @@ func (w *world) report(r *commandv1.WorkloadReport) {
 	w.do(&commandv1.Command{Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: []*commandv1.WorkloadReport{r}}}})
 }
 
-// does runs the planner for as long as it asks, at most until a time, and says
-// which order came of it first; agents answer nothing.
+// does runs the planner until a time and returns its first order. Agents do not answer.
 func (w *world) does(until int64) string {
 	w.t.Helper()
 	for range 1000 {
@@ -47,13 +46,15 @@ func (w *world) does(until int64) string {
 	return ""
 }
 
-// TestReconcileTable holds the planner to the table desired × actual of
-// contract/semantics section 5, cell by cell. Three things are said more exactly
-// here than there. An order that was sent is not sent again while its node is at
-// work on it: a cell that asks for an order gives it at once, within the backoff
-// of a first failure, or after the apply limit of the seeds (45 s, section 6). That
-// limit ends Pending and Unknown of what is to run as well, which the table leaves
-// alone for ever. And Missing is acted on after the grace of the same section.
+// TestReconcileTable compares the planner with the table desired × actual of
+// contract/semantics section 5, cell by cell. The test is more exact in three ways:
+//
+//   - An order is not given again while its node works on it. A cell that asks for an order
+//     gives it at once, within the backoff of a first failure, or after the apply limit
+//     (45 s, section 6).
+//   - The apply limit also ends Pending and Unknown of a workload that should run, which the
+//     table leaves alone.
+//   - Missing is acted on after the grace of the same section.
 func TestReconcileTable(t *testing.T) {
 	const (
 		none  = ""
@@ -131,7 +132,7 @@ func TestReconcileTable(t *testing.T) {
 	}
 }
 
-// TestReconcilePass holds the planner to the numbered conditions of the same section.
+// TestReconcilePass compares the planner with the numbered conditions of the same section.
 func TestReconcilePass(t *testing.T) {
 	running := func(t *testing.T) *world {
 		w := newWorld(t)
@@ -264,7 +265,7 @@ func TestReconcilePass(t *testing.T) {
 	}
 }
 
-// TestStopsConverge: what is to be stopped and is not, is ordered again.
+// TestStopsConverge: a stop is ordered again until the workload is stopped.
 func TestStopsConverge(t *testing.T) {
 	// stopping is a world in which web runs and is to be stopped, and its order is out.
 	stopping := func(t *testing.T) *world {
@@ -401,8 +402,8 @@ func TestStopsConverge(t *testing.T) {
 	})
 }
 
-// TestAStopOnALostNodeIsNotTakenForDone: what is to be stopped counts as stopped once
-// its node has said so, is back and does, or is known to be off.
+// TestAStopOnALostNodeIsNotTakenForDone: a workload that is to be stopped on a lost node
+// counts as stopped once the node has reported that, or is fenced.
 func TestAStopOnALostNodeIsNotTakenForDone(t *testing.T) {
 	lost := func(t *testing.T) *world {
 		w := newWorld(t)

@@ -7,8 +7,7 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// world drives a real state machine with the planner's commands and agents that
-// do as they are told.
+// world drives a real state machine with the planner's commands and obedient agents.
 type world struct {
 	t       failer
 	state   fsm.State
@@ -145,7 +144,7 @@ func (w *world) plain() Step {
 	return Next(World{State: w.state, Live: w, Now: w.now, Epoch: fsm.Epoch{Incarnation: 1, Term: 1}, Tuning: w.tuning}, nil)
 }
 
-// step plans and applies; it reports whether there was anything.
+// step plans and applies; it reports whether anything was planned.
 func (w *world) step() bool {
 	w.t.Helper()
 	s := w.plan()

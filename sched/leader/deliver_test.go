@@ -24,7 +24,7 @@ func named(id string) func(*commandv1.RegisterNode) {
 	return func(n *commandv1.RegisterNode) { n.Labels = []*commandv1.Label{{Key: "node", Value: id}} }
 }
 
-// crowd gives a slow node n orders, of which four have set out.
+// crowd gives a slow node n orders, four of which are in flight.
 func (w *world) crowd(n int) {
 	w.t.Helper()
 	w.agents.on("a", func(ctx context.Context, _ sched.Order) (sched.Ack, error) {
@@ -69,7 +69,7 @@ func TestOrders(t *testing.T) {
 			w.pass(5 * time.Second)
 			is(t, "deliveries", len(w.agents.got("a"))-before, 0)
 		}},
-		{"a refusal is final and told", func(t *testing.T, w *world) {
+		{"a refusal is final and recorded", func(t *testing.T, w *world) {
 			w.agents.on("a", func(context.Context, sched.Order) (sched.Ack, error) {
 				return sched.Ack{Refused: true, Code: "INVALID_SPECIFICATION", Message: "no such thing"}, nil
 			})
@@ -103,7 +103,7 @@ func TestOrders(t *testing.T) {
 			}
 			is(t, "reason", w.workload("web").Reason.Code, fsm.CodeDispatchFailed)
 		}},
-		{"an order whose agent comes back is delivered, and the next one at once", func(t *testing.T, w *world) {
+		{"an order is delivered once its agent is back", func(t *testing.T, w *world) {
 			w.agents.on("a", broken)
 			w.put("web", on("a"))
 			w.pass(time.Second)
@@ -111,7 +111,7 @@ func TestOrders(t *testing.T) {
 			w.pass(2 * time.Second)
 			is(t, "acknowledged", w.workload("web").Acknowledged, true)
 		}},
-		{"a fence is no answer: the order is given again", func(t *testing.T, w *world) {
+		{"an order that a fence refused is given again", func(t *testing.T, w *world) {
 			w.agents.on("a", func(context.Context, sched.Order) (sched.Ack, error) {
 				return sched.Ack{Fenced: true, Accepted: true, Message: "a newer epoch was seen"}, nil
 			})
@@ -120,7 +120,7 @@ func TestOrders(t *testing.T) {
 			is(t, "acknowledged", w.workload("web").Acknowledged, false)
 			is(t, "tried again", len(w.agents.got("a")) > 1, true)
 		}},
-		{"one order of a workload flies at a time, a newer one follows it", func(t *testing.T, w *world) {
+		{"one order of a workload is in flight at a time, and a newer one follows it", func(t *testing.T, w *world) {
 			release := make(chan bool)
 			w.agents.on("a", func(context.Context, sched.Order) (sched.Ack, error) {
 				<-release
@@ -164,7 +164,7 @@ func TestOrders(t *testing.T) {
 				}
 			}
 		}},
-		{"nothing is given in a frozen mode, also not again", func(t *testing.T, w *world) {
+		{"no order is given, and none again, in a frozen mode", func(t *testing.T, w *world) {
 			w.agents.on("a", broken)
 			w.put("web", on("a"))
 			w.pass(300 * time.Millisecond)
@@ -190,7 +190,7 @@ func TestOrders(t *testing.T) {
 			defer w.agents.mu.Unlock()
 			is(t, "in flight to a", w.agents.most["a"], 4)
 		}},
-		{"a node that fails is asked one thing at a time", func(t *testing.T, w *world) {
+		{"a node whose deliveries fail gets one order at a time", func(t *testing.T, w *world) {
 			w.agents.on("a", dead)
 			for i := range 20 {
 				w.put(fmt.Sprintf("a%d", i), on("a"))
@@ -200,7 +200,7 @@ func TestOrders(t *testing.T) {
 			defer w.agents.mu.Unlock()
 			is(t, "in flight to a", w.agents.flying["a"], 1)
 		}},
-		{"what waited in a queue needs another Confirm", func(t *testing.T, w *world) {
+		{"an order that waited in a queue needs another Confirm", func(t *testing.T, w *world) {
 			w.crowd(10)
 			w.log.set(func(l *fakeLog) { l.deaf = errNotLeader })
 			w.pass(5 * time.Second)
@@ -209,13 +209,13 @@ func TestOrders(t *testing.T) {
 			w.alive(30*time.Second, "a")
 			is(t, "all are there", w.view().StatusCount(fsm.StatusScheduled), 0)
 		}},
-		{"what waited in a queue does not set out into a frozen mode", func(t *testing.T, w *world) {
+		{"an order that waited in a queue is not delivered in a frozen mode", func(t *testing.T, w *world) {
 			w.crowd(10)
 			w.mode(fsm.ModeDegraded)
 			w.pass(5 * time.Second)
 			is(t, "set out", len(w.agents.got("a")), 4)
 		}},
-		{"every flight has a deadline", func(t *testing.T, w *world) {
+		{"every delivery has a deadline", func(t *testing.T, w *world) {
 			var took atomic.Int64
 			w.agents.on("a", func(ctx context.Context, _ sched.Order) (sched.Ack, error) {
 				began := time.Now()
@@ -227,7 +227,7 @@ func TestOrders(t *testing.T) {
 			w.alive(12*time.Second, "a")
 			is(t, "longest flight", time.Duration(took.Load()), 10*time.Second)
 		}},
-		{"a delete is asked again until the node says that it is gone", func(t *testing.T, w *world) {
+		{"a delete is ordered again until the node reports the workload gone", func(t *testing.T, w *world) {
 			w.put("web", on("a"))
 			w.pass(time.Second)
 			var gone atomic.Bool
@@ -249,7 +249,7 @@ func TestOrders(t *testing.T) {
 			w.pass(2 * time.Second)
 			is(t, "workloads", w.view().WorkloadCount(), 0)
 		}},
-		{"an order lost with the stint is given by the next leader", func(t *testing.T, w *world) {
+		{"an order lost with its leadership term is given by the next leader", func(t *testing.T, w *world) {
 			w.agents.on("a", dead)
 			w.put("web", on("a"))
 			w.settle()
@@ -311,7 +311,6 @@ func TestFlightsAreBoundedInAll(t *testing.T) {
 	}, func(c *Config) { c.Parallel = 5 })
 }
 
-// What is exported as figures.
 func TestStats(t *testing.T) {
 	inWorld(t, nil, func(w *world) {
 		w.register("a", named("a"))
@@ -332,7 +331,7 @@ func TestStats(t *testing.T) {
 		w.pass(time.Second)
 		w.resign()
 		if s := w.loop.Stats(); s != (control.Stats{}) {
-			t.Errorf("after the stint: %+v", s)
+			t.Errorf("after the term: %+v", s)
 		}
 	})
 }
@@ -342,7 +341,7 @@ func TestLoop(t *testing.T) {
 		fact string
 		fn   func(*testing.T, *world)
 	}{
-		{"a command whose fate is unknown is looked at anew", func(t *testing.T, w *world) {
+		{"after a command with an unknown outcome the state is read again", func(t *testing.T, w *world) {
 			w.log.set(func(l *fakeLog) { l.fail = errUnknown })
 			w.put("web")
 			w.pass(300 * time.Millisecond)
@@ -352,7 +351,7 @@ func TestLoop(t *testing.T) {
 			is(t, "acknowledged", w.workload("web").Acknowledged, true)
 			is(t, "placed once", w.log.count("assign"), 1)
 		}},
-		{"a command that was not taken is proposed again", func(t *testing.T, w *world) {
+		{"a command that was not committed is proposed again", func(t *testing.T, w *world) {
 			w.log.set(func(l *fakeLog) { l.fail = errors.New("busy") })
 			w.put("web")
 			w.pass(300 * time.Millisecond)
@@ -384,7 +383,7 @@ func TestLoop(t *testing.T) {
 			w.pass(time.Second)
 			is(t, "acknowledged", w.workload("web").Acknowledged, true)
 		}},
-		{"nodes that appeared while the feed was lost have a lease, removed ones none", func(t *testing.T, w *world) {
+		{"nodes registered while the feed was lost have a lease, removed ones have none", func(t *testing.T, w *world) {
 			w.log.set(func(l *fakeLog) {
 				tx := l.last.Begin()
 				for _, c := range []*commandv1.Command{
@@ -414,7 +413,7 @@ func TestLoop(t *testing.T) {
 			is(t, "index", w.view().Info().Index, index)
 			is(t, "confirms", w.log.confirmed(), confirms)
 		}},
-		{"it ends promptly although everything hangs", func(t *testing.T, w *world) {
+		{"it ends promptly while everything hangs", func(t *testing.T, w *world) {
 			w.agents.on("a", dead)
 			w.put("web")
 			w.settle()
@@ -426,7 +425,7 @@ func TestLoop(t *testing.T) {
 			is(t, "time to end", time.Since(began), 0)
 			is(t, "leading", w.loop.Leading(), false)
 		}},
-		{"it ends when the store is closed and ctx is", func(t *testing.T, w *world) {
+		{"it ends after the store was closed", func(t *testing.T, w *world) {
 			w.log.st.Close()
 			w.pass(time.Second)
 			w.resign()

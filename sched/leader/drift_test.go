@@ -12,10 +12,10 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-// each makes a leader ask every node once in d.
+// each makes the leader compare every node once in d.
 func each(d time.Duration) func(*Config) { return func(c *Config) { c.DriftInterval = d } }
 
-// has says that a node has a workload as it ought to.
+// has makes a node list a workload as the state expects it.
 func (w *world) has(f *fakeInspector, node, id string, set ...func(*sched.Reported)) {
 	r := w.running(id)
 	r.Revision = w.workload(id).Revision()
@@ -33,7 +33,7 @@ func (w *world) drifts() (out []string) {
 	return out
 }
 
-// obedient makes a node report what it is told to run as running.
+// obedient makes a node report its orders as running.
 func (w *world) obedient(node string) {
 	w.agents.on(node, func(_ context.Context, o sched.Order) (sched.Ack, error) {
 		return sched.Ack{Accepted: true, Gone: o.Op == sched.OpDelete, State: fsm.ActualRunning}, nil
@@ -42,7 +42,7 @@ func (w *world) obedient(node string) {
 
 func TestDriftRounds(t *testing.T) {
 	const interval = 10 * time.Second
-	// steady is a leader over node a, which runs web and says so.
+	// steady is a leader of node a, which runs and reports web.
 	steady := func(t *testing.T, f *fakeInspector, fn func(w *world)) {
 		t.Helper()
 		inWorld(t, []string{"a"}, func(w *world) {
@@ -56,7 +56,7 @@ func TestDriftRounds(t *testing.T) {
 			fn(w)
 		}, with(f), each(interval))
 	}
-	t.Run("a node is asked once in each interval, and nothing is written", func(t *testing.T) {
+	t.Run("a node is read once in each interval, and nothing is committed", func(t *testing.T) {
 		f := newInspector()
 		steady(t, f, func(w *world) {
 			w.alive(interval, "a")
@@ -69,7 +69,7 @@ func TestDriftRounds(t *testing.T) {
 			is(t, "drifts", len(w.drifts()), 0)
 		})
 	})
-	t.Run("an orphan is noted after a second look, left alone, and closed when it is gone", func(t *testing.T) {
+	t.Run("an orphan is recorded after a second look, left alone, and closed when it is gone", func(t *testing.T) {
 		f := newInspector()
 		steady(t, f, func(w *world) {
 			f.put("a", is0(fsm.ActualRunning, "ghost"))
@@ -101,7 +101,7 @@ func TestDriftRounds(t *testing.T) {
 			is(t, "drifts", len(w.drifts()), 0)
 		})
 	})
-	t.Run("what is missing is given its time, then ordered again", func(t *testing.T) {
+	t.Run("a missing workload is ordered again after the grace", func(t *testing.T) {
 		f := newInspector()
 		steady(t, f, func(w *world) {
 			f.drop("a", "web")
@@ -120,7 +120,7 @@ func TestDriftRounds(t *testing.T) {
 			is(t, "drifts", len(w.drifts()), 0)
 		})
 	})
-	t.Run("another state is taken over", func(t *testing.T) {
+	t.Run("another state is committed", func(t *testing.T) {
 		f := newInspector()
 		steady(t, f, func(w *world) {
 			w.has(f, "a", "web", func(r *sched.Reported) { r.Observation.State = fsm.ActualFailed })
@@ -131,7 +131,7 @@ func TestDriftRounds(t *testing.T) {
 			}
 		})
 	})
-	t.Run("another revision is ordered anew", func(t *testing.T) {
+	t.Run("another revision is ordered again", func(t *testing.T) {
 		f := newInspector()
 		steady(t, f, func(w *world) {
 			before := w.workload("web").Generation
@@ -144,7 +144,7 @@ func TestDriftRounds(t *testing.T) {
 			is(t, "drifts", len(w.drifts()), 0)
 		})
 	})
-	t.Run("a difference that passes is not noted", func(t *testing.T) {
+	t.Run("a difference that ends before the second look is not recorded", func(t *testing.T) {
 		f := newInspector()
 		steady(t, f, func(w *world) {
 			f.put("a", is0(fsm.ActualRunning, "ghost"))
@@ -168,7 +168,7 @@ func TestDriftRounds(t *testing.T) {
 			is(t, "drifts", len(w.drifts()), 1)
 		})
 	})
-	t.Run("nobody is asked while the control plane is frozen", func(t *testing.T) {
+	t.Run("no node is read in a frozen mode", func(t *testing.T) {
 		f := newInspector()
 		steady(t, f, func(w *world) {
 			w.mode(fsm.ModeDegraded)
@@ -177,7 +177,7 @@ func TestDriftRounds(t *testing.T) {
 			is(t, "asked", len(f.listed("a"))-n, 0)
 		})
 	})
-	t.Run("what agents did becomes events, once", func(t *testing.T) {
+	t.Run("tasks of agents become events, once", func(t *testing.T) {
 		f := newInspector()
 		f.acts = []*commandv1.AgentAction{{TaskId: "t2", Workload: "web", Status: "running"}, {TaskId: "t1", Workload: "web", Status: "completed", EndedAt: 7}}
 		steady(t, f, func(w *world) {
@@ -185,7 +185,7 @@ func TestDriftRounds(t *testing.T) {
 			is(t, "commands", w.log.count("record_actions"), 1)
 		})
 	})
-	t.Run("what agents did becomes events, whatever else a look finds", func(t *testing.T) {
+	t.Run("tasks of agents become events, whatever else a look finds", func(t *testing.T) {
 		f := newInspector()
 		f.acts = []*commandv1.AgentAction{{TaskId: "t1", Workload: "web", Status: "completed", EndedAt: 7}}
 		steady(t, f, func(w *world) {
@@ -197,7 +197,7 @@ func TestDriftRounds(t *testing.T) {
 			is(t, "commands", w.log.count("record_actions"), 1)
 		})
 	})
-	t.Run("a node that did much is read further back, and told of in the order in which it ended", func(t *testing.T) {
+	t.Run("a node with many tasks is read further back, and its events are in the order in which tasks ended", func(t *testing.T) {
 		const many = 700
 		f := newInspector()
 		f.acts = []*commandv1.AgentAction{{TaskId: "old", CreatedAt: 1, EndedAt: 2}}
@@ -220,7 +220,7 @@ func TestDriftRounds(t *testing.T) {
 	})
 }
 
-// told is how many tasks of agents have become events.
+// told counts the tasks of agents that have become events.
 func (w *world) told() (n int) {
 	w.view().Events(0, func(e *fsm.Event) bool {
 		if e.Type == fsm.EventAgentAction {
@@ -232,7 +232,7 @@ func (w *world) told() (n int) {
 }
 
 func TestDriftIsSpreadAndShared(t *testing.T) {
-	t.Run("nodes are asked at different times", func(t *testing.T) {
+	t.Run("nodes are read at different times", func(t *testing.T) {
 		f := newInspector()
 		var nodes []string
 		for i := range 40 {
@@ -257,7 +257,7 @@ func TestDriftIsSpreadAndShared(t *testing.T) {
 			}
 		}, with(f), each(10*time.Second))
 	})
-	t.Run("of nodes with one endpoint the last that was heard is asked", func(t *testing.T) {
+	t.Run("of nodes with the same endpoint, the last one heard is read", func(t *testing.T) {
 		f := newInspector()
 		inWorld(t, []string{"old", "new"}, func(w *world) { // both at 10.0.0.1
 			w.raise()

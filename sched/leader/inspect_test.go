@@ -13,7 +13,7 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-// fakeInspector answers from what a test put there.
+// fakeInspector answers with the workloads and tasks that a test put into it.
 type fakeInspector struct {
 	mu      sync.Mutex
 	has     map[string]map[string]sched.Reported // by node and workload
@@ -30,10 +30,10 @@ func newInspector() *fakeInspector {
 	return &fakeInspector{has: map[string]map[string]sched.Reported{}, fail: map[string]error{}, lists: map[string][]time.Time{}}
 }
 
-// with makes a leader ask f.
+// with makes the leader read agents through f.
 func with(f *fakeInspector) func(*Config) { return func(c *Config) { c.Inspector = f } }
 
-// put says what a node has of a workload.
+// put sets what a node reports of a workload.
 func (f *fakeInspector) put(node string, r sched.Reported) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -113,7 +113,7 @@ func is0(state fsm.Actual, id string) sched.Reported {
 }
 
 func TestPolls(t *testing.T) {
-	// old makes a world with one agent that does not push and has accepted web.
+	// old makes a world with one agent of protocol 0 that has accepted web.
 	old := func(t *testing.T, f *fakeInspector, fn func(w *world)) {
 		t.Helper()
 		inWorld(t, nil, func(w *world) {
@@ -128,7 +128,7 @@ func TestPolls(t *testing.T) {
 			fn(w)
 		}, with(f))
 	}
-	t.Run("an agent that does not push is asked each second until it runs", func(t *testing.T) {
+	t.Run("an agent of protocol 0 is polled each second until the workload runs", func(t *testing.T) {
 		f := newInspector()
 		f.put("old", is0(fsm.ActualPending, "web"))
 		old(t, f, func(w *world) {
@@ -144,14 +144,14 @@ func TestPolls(t *testing.T) {
 			is(t, "asked after that", f.asked()-n, 0)
 		})
 	})
-	t.Run("what it no longer has is missing", func(t *testing.T) {
+	t.Run("a polled workload that the agent does not have is missing", func(t *testing.T) {
 		f := newInspector()
 		old(t, f, func(w *world) {
 			w.pass(1500 * time.Millisecond)
 			is(t, "state", w.workload("web").Actual.State, fsm.ActualMissing)
 		})
 	})
-	t.Run("an agent that does not answer is asked again", func(t *testing.T) {
+	t.Run("an agent that does not answer is polled again", func(t *testing.T) {
 		f := newInspector()
 		f.fail["old"] = errors.New("connection refused")
 		old(t, f, func(w *world) {
@@ -162,7 +162,7 @@ func TestPolls(t *testing.T) {
 			is(t, "state", w.workload("web").Actual.State, fsm.ActualPending)
 		})
 	})
-	t.Run("a new leader goes on asking", func(t *testing.T) {
+	t.Run("a new leader goes on polling", func(t *testing.T) {
 		f := newInspector()
 		f.put("old", is0(fsm.ActualPending, "web"))
 		old(t, f, func(w *world) {
@@ -175,7 +175,7 @@ func TestPolls(t *testing.T) {
 			}
 		})
 	})
-	t.Run("an agent that pushes is not asked", func(t *testing.T) {
+	t.Run("an agent of protocol 1 is not polled", func(t *testing.T) {
 		f := newInspector()
 		inWorld(t, []string{"a"}, func(w *world) {
 			w.raise()
@@ -186,7 +186,7 @@ func TestPolls(t *testing.T) {
 	})
 }
 
-func TestATimeoutAsksWhatTheAgentDid(t *testing.T) {
+func TestATimeoutReadsTheAgentsActions(t *testing.T) {
 	f := newInspector()
 	f.acts = []*commandv1.AgentAction{
 		{TaskId: "apply-web-2", Workload: "web", ActionType: "apply_workload", Status: "running", CreatedAt: 20, StartedAt: 21},

@@ -18,14 +18,14 @@ func TestLease(t *testing.T) {
 		nodes []string
 		fn    func(*testing.T, *world)
 	}{
-		{"a new stint grants every node one full lease", []string{"a", "b"}, func(t *testing.T, w *world) {
+		{"a new term grants every node one full lease", []string{"a", "b"}, func(t *testing.T, w *world) {
 			w.pass(9500 * time.Millisecond)
 			is(t, "a is up before the lease ends", w.node("a").Up, true)
 			w.pass(600 * time.Millisecond)
 			is(t, "a is up after the lease", w.node("a").Up, false)
 			is(t, "b is up after the lease", w.node("b").Up, false)
 		}},
-		{"the next stint grants a full lease again", []string{"a"}, func(t *testing.T, w *world) {
+		{"the next term grants a full lease again", []string{"a"}, func(t *testing.T, w *world) {
 			w.pass(9 * time.Second)
 			w.resign()
 			w.log.set(func(l *fakeLog) { l.term++ })
@@ -84,14 +84,14 @@ func TestLease(t *testing.T) {
 				t.Errorf("%d Confirms for heartbeats of 200 ms, want at most 3", n)
 			}
 		}},
-		{"an unknown node is told so", nil, func(t *testing.T, w *world) {
+		{"an unknown node gets ErrUnknownNode", nil, func(t *testing.T, w *world) {
 			_, err := w.loop.Heartbeat(context.Background(), sched.Heartbeat{Node: "x"})
 			var unknown *ErrUnknownNode
 			is(t, "unknown", errors.As(err, &unknown), true)
 			_, err = w.loop.Registered(context.Background(), "x")
 			is(t, "unknown", errors.As(err, &unknown), true)
 		}},
-		{"a fenced node has to register: a late word of it does not bring it back", []string{"a"}, func(t *testing.T, w *world) {
+		{"a late heartbeat does not bring a fenced node back: it has to register", []string{"a"}, func(t *testing.T, w *world) {
 			w.raise()
 			w.pass(11 * time.Second)
 			w.do(&commandv1.Command{Body: &commandv1.Command_FenceNode{FenceNode: &commandv1.FenceNode{Id: "a"}}})
@@ -106,7 +106,7 @@ func TestLease(t *testing.T) {
 			_, err = w.loop.Heartbeat(context.Background(), sched.Heartbeat{Node: "a", Sequence: 1})
 			is(t, "heartbeat after it registered", err, nil)
 		}},
-		{"outside a stint nobody is answered", []string{"a"}, func(t *testing.T, w *world) {
+		{"outside a term no node is answered", []string{"a"}, func(t *testing.T, w *world) {
 			w.resign()
 			_, err := w.loop.Heartbeat(context.Background(), sched.Heartbeat{Node: "a"})
 			is(t, "not leading", errors.Is(err, ErrNotLeading), true)
@@ -115,7 +115,7 @@ func TestLease(t *testing.T) {
 			_, _, ok := w.loop.LeaseOf("a")
 			is(t, "has a lease", ok, false)
 		}},
-		{"a heartbeat whose stint ends while it waits is not answered", []string{"a"}, func(t *testing.T, w *world) {
+		{"a heartbeat whose term ends while it waits gets ErrNotLeading", []string{"a"}, func(t *testing.T, w *world) {
 			w.beat(sched.Heartbeat{Node: "a"})
 			got := make(chan error)
 			go func() {
@@ -142,7 +142,7 @@ func TestLease(t *testing.T) {
 			_, err := w.loop.Registered(context.Background(), "b")
 			is(t, "not leading", errors.Is(err, ErrNotLeading), true)
 		}},
-		{"an existing peer gets at least 60 s, every 10 s", nil, func(t *testing.T, w *world) {
+		{"a legacy v1 peer gets a lease of 60 s and an interval of 10 s", nil, func(t *testing.T, w *world) {
 			w.register("old", legacy)
 			l, err := w.loop.Registered(context.Background(), "old")
 			is(t, "err", err, nil)
@@ -192,20 +192,20 @@ func TestLease(t *testing.T) {
 			}
 			is(t, "log index", w.view().Info().Index, before)
 		}},
-		{"the end of a frozen mode lets nobody expire before a full lease", []string{"a"}, func(t *testing.T, w *world) {
+		{"after a frozen mode no node expires before a full lease", []string{"a"}, func(t *testing.T, w *world) {
 			w.mode(fsm.ModeDegraded)
 			w.pass(9 * time.Second)
 			w.mode(fsm.ModeNormal)
 			w.settle()
 			about(t, "what is left", w.expires("a"), 10*time.Second)
 		}},
-		{"the end of a frozen mode that the feed did not deliver counts too", []string{"a"}, func(t *testing.T, w *world) {
+		{"after changes were missed no node expires before a full lease", []string{"a"}, func(t *testing.T, w *world) {
 			w.pass(9 * time.Second)
 			w.log.st.Restore(w.log.last)
 			w.settle()
 			about(t, "what is left", w.expires("a"), 10*time.Second)
 		}},
-		{"a heartbeat in a frozen mode is answered, and drains", []string{"a"}, func(t *testing.T, w *world) {
+		{"a heartbeat in a frozen mode is answered, with Drain", []string{"a"}, func(t *testing.T, w *world) {
 			w.mode(fsm.ModeDegraded)
 			l := w.beat(sched.Heartbeat{Node: "a"})
 			is(t, "drain", l.Drain, true)
@@ -219,7 +219,7 @@ func TestLease(t *testing.T) {
 			w.pass(800 * time.Millisecond)
 			is(t, "a is up when it is", w.node("a").Up, false)
 		}},
-		{"a clock that is set back neither expires nor keeps nodes", []string{"a"}, func(t *testing.T, w *world) {
+		{"a clock that is set back changes no lease", []string{"a"}, func(t *testing.T, w *world) {
 			w.pass(5 * time.Second)
 			w.ahead.Add(-int64(time.Hour))
 			w.pass(4500 * time.Millisecond)
@@ -227,7 +227,7 @@ func TestLease(t *testing.T) {
 			w.pass(time.Second)
 			is(t, "a is up after it", w.node("a").Up, false)
 		}},
-		{"a clock that is set back prolongs a wait for a guard by a third at most", []string{"b"}, func(t *testing.T, w *world) {
+		{"a clock that is set back prolongs a wait for a fencer by a third at most", []string{"b"}, func(t *testing.T, w *world) {
 			w.raise()
 			guarded := func(n *commandv1.RegisterNode) {
 				n.SelfFencing, n.FenceBoundSeconds, n.Types = true, 15, []string{"vm"}
@@ -245,7 +245,7 @@ func TestLease(t *testing.T) {
 			w.alive(11*time.Second, "b")
 			is(t, "x is no longer on", w.workload("x").Node, "")
 		}},
-		{"a removed node is forgotten, one that is added again is new", []string{"a"}, func(t *testing.T, w *world) {
+		{"a removed node is forgotten and is new when it registers again", []string{"a"}, func(t *testing.T, w *world) {
 			w.do(&commandv1.Command{Body: &commandv1.Command_RemoveNode{RemoveNode: &commandv1.RemoveNode{Id: "a", Force: true}}})
 			w.settle()
 			_, _, ok := w.loop.LeaseOf("a")
@@ -261,8 +261,8 @@ func TestLease(t *testing.T) {
 	}
 }
 
-// TestAClockThatWasAhead: what a clock that is wrong for a moment leaves in the state holds nothing up, and
-// ends no lease and no wait for a guard before its time.
+// TestAClockThatWasAhead: times in the future, written to the state by a clock that was wrong
+// for a moment, delay nothing, and end no lease and no wait for a fencer early.
 func TestAClockThatWasAhead(t *testing.T) {
 	const wrong = int64(2 * time.Hour)
 	for _, c := range []struct {
@@ -294,15 +294,15 @@ func TestAClockThatWasAhead(t *testing.T) {
 				node := w.workload("web").Node
 				w.beat(sched.Heartbeat{Node: node, Full: true, Reports: []sched.Reported{w.running("web")}})
 				w.alive(11*time.Second, "a", "b")
-				is(t, "c, which is silent, is up", w.node("c").Up, false)
-				is(t, "x waits for the guard on", w.workload("x").Node, "c")
+				is(t, "silent node c is up", w.node("c").Up, false)
+				is(t, "x waits for the fencer on", w.workload("x").Node, "c")
 				c.write(w)
 				w.alive(time.Second, "a", "b")
-				is(t, "x still waits for the guard on", w.workload("x").Node, "c")
+				is(t, "x still waits for the fencer on", w.workload("x").Node, "c")
 				is(t, "the others are up", w.node("a").Up && w.node("b").Up, true)
 				w.beat(sched.Heartbeat{Node: node, Full: true})
 				w.pass(time.Second)
-				is(t, "what is known of web", w.workload("web").Actual.State, fsm.ActualMissing)
+				is(t, "actual state of web", w.workload("web").Actual.State, fsm.ActualMissing)
 				before := w.workload("web").Generation
 				w.alive(2*time.Minute, "a", "b")
 				is(t, "web is ordered again", before.Less(w.workload("web").Generation), true)

@@ -25,7 +25,7 @@ func TestReports(t *testing.T) {
 			w.pass(110 * time.Millisecond)
 			is(t, "state", w.workload("web").Actual.State, fsm.ActualFailed)
 		}},
-		{"the latest word of a window is the only one committed", func(t *testing.T, w *world) {
+		{"of several reports within a window only the latest is committed", func(t *testing.T, w *world) {
 			before := w.log.count("report")
 			for i := range 5 {
 				r := w.running("web")
@@ -39,7 +39,7 @@ func TestReports(t *testing.T) {
 				t.Errorf("%d commits, want at most 2", n)
 			}
 		}},
-		{"a word about a former generation is not committed", func(t *testing.T, w *world) {
+		{"a report about a former generation is not committed", func(t *testing.T, w *world) {
 			r := w.running("web")
 			r.Observation.Generation.Sequence--
 			r.Observation.State = fsm.ActualFailed
@@ -48,7 +48,7 @@ func TestReports(t *testing.T) {
 			w.pass(time.Second)
 			is(t, "commits", w.log.count("report")-before, 0)
 		}},
-		{"a word about a workload of another node is not committed", func(t *testing.T, w *world) {
+		{"a report about a workload of another node is not committed", func(t *testing.T, w *world) {
 			w.register("b")
 			r := w.running("web")
 			r.Observation.State = fsm.ActualFailed
@@ -57,7 +57,7 @@ func TestReports(t *testing.T) {
 			w.pass(time.Second)
 			is(t, "commits", w.log.count("report")-before, 0)
 		}},
-		{"what a node still has of a workload that was placed elsewhere is told to stop, once", func(t *testing.T, w *world) {
+		{"a workload that was placed elsewhere is deleted on a node that still reports it, once", func(t *testing.T, w *world) {
 			w.register("b")
 			orders := 0
 			w.agents.on("b", func(_ context.Context, o sched.Order) (sched.Ack, error) {
@@ -76,7 +76,7 @@ func TestReports(t *testing.T) {
 			is(t, "residual", ok, false)
 			is(t, "node", w.workload("web").Node, "a")
 		}},
-		{"what is ordered to stop already is not committed again", func(t *testing.T, w *world) {
+		{"a reported workload whose delete is ordered already is not committed again", func(t *testing.T, w *world) {
 			w.register("b")
 			w.agents.on("b", func(context.Context, sched.Order) (sched.Ack, error) { return sched.Ack{Accepted: true}, nil })
 			r := w.running("web")
@@ -90,7 +90,7 @@ func TestReports(t *testing.T) {
 			_, ok := w.view().Residual("b", "web")
 			is(t, "residual", ok, true)
 		}},
-		{"what a node still has of a deleted workload is told to stop, once", func(t *testing.T, w *world) {
+		{"a deleted workload is deleted on a node that still reports it, once", func(t *testing.T, w *world) {
 			w.raise()
 			w.register("b")
 			r := w.running("web")
@@ -106,18 +106,19 @@ func TestReports(t *testing.T) {
 			w.beat(sched.Heartbeat{Node: "b", Reports: []sched.Reported{r}})
 			w.pass(time.Second)
 			is(t, "orders", orders, 1)
-			// Its word, its answer, and that of a, which was told to delete it as well: they may meet.
+			// The report of b, the answer of b, and the answer of a to its delete. Two may share a
+			// commit.
 			if n := w.log.count("report") - before; n < 2 || n > 3 {
 				t.Errorf("%d commits, want 2 or 3", n)
 			}
 			_, ok := w.view().Residual("b", "web")
 			is(t, "residual", ok, false)
 		}},
-		{"after a restore, a later word of the former incarnation says where the workload is", func(t *testing.T, w *world) {
+		{"after a restore, a report of a later generation says where the workload is", func(t *testing.T, w *world) {
 			w.register("b")
 			r := w.running("web")
 			r.Observation.Generation.Sequence++
-			w.reborn()
+			w.restored()
 			orders := 0
 			w.agents.on("b", func(_ context.Context, o sched.Order) (sched.Ack, error) {
 				orders++
@@ -138,20 +139,20 @@ func TestReports(t *testing.T) {
 			is(t, "ports", fmt.Sprint(w.workload("web").Actual.Ports), "[{32768 80 tcp}]")
 			is(t, "addresses", fmt.Sprint(w.workload("web").Actual.Addresses), "[172.17.0.2]")
 		}},
-		{"what a complete list lacks is missing", func(t *testing.T, w *world) {
+		{"a workload that a complete list lacks is missing", func(t *testing.T, w *world) {
 			w.beat(sched.Heartbeat{Node: "a", Full: true})
 			w.pass(time.Second)
 			is(t, "state", w.workload("web").Actual.State, fsm.ActualMissing)
 			is(t, "node", w.workload("web").Node, "a")
 		}},
-		{"what a complete list names only at a former generation is missing", func(t *testing.T, w *world) {
+		{"a workload that a complete list has at a former generation is missing", func(t *testing.T, w *world) {
 			r := w.running("web")
 			r.Observation.Generation.Sequence--
 			w.beat(sched.Heartbeat{Node: "a", Full: true, Reports: []sched.Reported{r}})
 			w.pass(time.Second)
 			is(t, "state", w.workload("web").Actual.State, fsm.ActualMissing)
 		}},
-		{"what is to be stopped and runs at a former generation is not missing: it is ordered to stop again", func(t *testing.T, w *world) {
+		{"a workload that is to be stopped and runs at a former generation is ordered to stop again", func(t *testing.T, w *world) {
 			r := w.running("web")
 			w.do(&commandv1.Command{Body: &commandv1.Command_SetDesired{SetDesired: &commandv1.SetDesired{Id: "web", Desired: "Stopped"}}})
 			w.pass(time.Second)
@@ -165,7 +166,7 @@ func TestReports(t *testing.T) {
 			w.alive(6*time.Second, "a")
 			is(t, "ordered again", before.Less(w.workload("web").Generation), true)
 		}},
-		{"many long words travel in several commands", func(t *testing.T, w *world) {
+		{"many long reports are committed in several commands", func(t *testing.T, w *world) {
 			var said []sched.Reported
 			for i := range 400 {
 				id := fmt.Sprintf("many-%d", i)
@@ -190,12 +191,12 @@ func TestReports(t *testing.T) {
 				}
 			})
 		}},
-		{"a list of changes proves nothing missing", func(t *testing.T, w *world) {
+		{"a list of changes makes nothing missing", func(t *testing.T, w *world) {
 			w.beat(sched.Heartbeat{Node: "a"})
 			w.pass(time.Second)
 			is(t, "state", w.workload("web").Actual.State, fsm.ActualRunning)
 		}},
-		{"an order that was not acknowledged is not missing", func(t *testing.T, w *world) {
+		{"a workload whose order was not acknowledged is not missing", func(t *testing.T, w *world) {
 			w.agents.on("a", broken)
 			w.put("api")
 			w.pass(time.Second)
@@ -203,7 +204,7 @@ func TestReports(t *testing.T) {
 			w.pass(time.Second)
 			is(t, "state", w.workload("api").Actual.State, fsm.ActualNone)
 		}},
-		{"an order that was answered a moment ago is not missing from an older list", func(t *testing.T, w *world) {
+		{"a workload whose order was just answered is not missing", func(t *testing.T, w *world) {
 			w.put("api")
 			w.pass(120 * time.Millisecond) // acknowledged and committed
 			is(t, "acknowledged", w.workload("api").Acknowledged, true)
@@ -220,7 +221,7 @@ func TestReports(t *testing.T) {
 			is(t, "state", w.workload("web").Actual.State, fsm.ActualRunning)
 			is(t, "generation", w.workload("web").Generation, before)
 		}},
-		{"gone counts for a residual", func(t *testing.T, w *world) {
+		{"a report of gone ends a residual of the same generation", func(t *testing.T, w *world) {
 			w.agents.on("a", func(context.Context, sched.Order) (sched.Ack, error) { return sched.Ack{Accepted: true}, nil })
 			w.do(&commandv1.Command{Body: &commandv1.Command_DeleteWorkload{DeleteWorkload: &commandv1.DeleteWorkload{Id: "web"}}})
 			w.settle()
@@ -240,7 +241,7 @@ func TestReports(t *testing.T) {
 			is(t, "residual after the word", ok, false)
 			is(t, "workloads", w.view().WorkloadCount(), 0)
 		}},
-		{"gone of what the state never had is not committed", func(t *testing.T, w *world) {
+		{"a report of gone about an unknown workload is not committed", func(t *testing.T, w *world) {
 			before := w.log.count("report")
 			w.beat(sched.Heartbeat{Node: "a", Reports: []sched.Reported{{Workload: "x", Gone: true}}})
 			w.pass(time.Second)
@@ -252,7 +253,7 @@ func TestReports(t *testing.T) {
 			w.pass(time.Second)
 			is(t, "state", w.workload("web").Actual.State, fsm.ActualFailed)
 		}},
-		{"the answer to an order does not undo what the node has said since", func(t *testing.T, w *world) {
+		{"the answer to an order does not replace a later report", func(t *testing.T, w *world) {
 			release := make(chan bool)
 			w.agents.on("a", func(context.Context, sched.Order) (sched.Ack, error) {
 				<-release
@@ -266,7 +267,7 @@ func TestReports(t *testing.T) {
 			w.pass(time.Second)
 			is(t, "state", w.workload("api").Actual.State, fsm.ActualRunning)
 		}},
-		{"a node whose report was lost is asked for everything", func(t *testing.T, w *world) {
+		{"a node whose report was lost is asked for its complete list", func(t *testing.T, w *world) {
 			w.beat(sched.Heartbeat{Node: "a", Full: true, Reports: []sched.Reported{w.running("web")}})
 			w.pass(time.Second)
 			w.log.set(func(l *fakeLog) { l.fail = errNotLeader })
@@ -298,7 +299,7 @@ func TestManyReportsFlushAtOnce(t *testing.T) {
 			w.put(fmt.Sprintf("w%02d", i))
 		}
 		w.pass(5 * time.Second)
-		// The first word opens a window; the rest of it must not wait for its end.
+		// The first report opens a window. The later ones must not wait for its end.
 		go w.beat(sched.Heartbeat{Node: "a", Sequence: 1, Reports: []sched.Reported{w.running("w00")}})
 		w.pass(time.Millisecond)
 		var all []sched.Reported

@@ -89,7 +89,7 @@ func (l *fakeLog) delay() time.Duration {
 	return l.slow
 }
 
-// set changes how the log behaves from here on.
+// set changes the behaviour of the log.
 func (l *fakeLog) set(fn func(*fakeLog)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -108,7 +108,7 @@ func (l *fakeLog) confirmed() int {
 	return l.confirms
 }
 
-// delivery is one order as an agent saw it.
+// delivery is one order that an agent received.
 type delivery struct {
 	sched.Order
 	epoch fsm.Epoch
@@ -173,8 +173,8 @@ func broken(context.Context, sched.Order) (sched.Ack, error) {
 	return sched.Ack{}, errors.New("connection refused")
 }
 
-// world is a leader over a log and agents that are not there, inside a bubble of
-// testing/synctest: time passes when everybody waits.
+// world is a leader with a fake log and fake agents, inside a bubble of testing/synctest:
+// time passes when every goroutine waits.
 type world struct {
 	t      *testing.T
 	log    *fakeLog
@@ -225,8 +225,8 @@ func (w *world) epoch() fsm.Epoch {
 	return fsm.Epoch{Incarnation: w.view().Info().Incarnation, Term: w.log.term}
 }
 
-// reborn ends the stint, gives the state a new incarnation and leads again.
-func (w *world) reborn() {
+// restored ends the term, gives the state a new incarnation and leads again.
+func (w *world) restored() {
 	w.resign()
 	w.do(&commandv1.Command{Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: "c1", Incarnation: 2}}})
 	w.raise()
@@ -234,13 +234,13 @@ func (w *world) reborn() {
 	w.settle()
 }
 
-// raise brings the cluster to the present feature level.
+// raise brings the cluster to the highest feature level.
 func (w *world) raise() {
 	w.do(&commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{Id: "r1", Name: "r1", FeatureLevel: fsm.FeatureLevel}}})
 	w.do(&commandv1.Command{Body: &commandv1.Command_SetFeatureLevel{SetFeatureLevel: &commandv1.SetFeatureLevel{Level: fsm.FeatureLevel}}})
 }
 
-// lead begins a stint and waits until its first steps are done.
+// lead begins a term and waits until its first steps are done.
 func (w *world) lead() {
 	ctx, cancel := context.WithCancel(context.Background())
 	w.ended = make(chan struct{})
@@ -255,13 +255,13 @@ func (w *world) lead() {
 	w.settle()
 }
 
-// resign ends the stint and waits for all of it.
+// resign ends the term and waits for its goroutines.
 func (w *world) resign() {
 	w.stop()
 	<-w.ended
 }
 
-// settle lets everything happen that is about to.
+// settle lets pending work finish.
 func (w *world) settle() { w.pass(20 * time.Millisecond) }
 
 // pass lets time pass.
@@ -270,7 +270,7 @@ func (w *world) pass(d time.Duration) {
 	synctest.Wait()
 }
 
-// do applies a command that is not the planner's.
+// do applies a command of the test.
 func (w *world) do(c *commandv1.Command) fsm.Result {
 	w.t.Helper()
 	if c.Head == nil {
@@ -300,7 +300,7 @@ func (w *world) register(id string, opts ...func(*commandv1.RegisterNode)) {
 
 func legacy(n *commandv1.RegisterNode) { n.Protocol = 0 }
 
-// put stores a workload that ought to run.
+// put stores a workload that should run.
 func (w *world) put(id string, opts ...func(*commandv1.WorkloadPut)) {
 	w.t.Helper()
 	p := &commandv1.WorkloadPut{
@@ -359,7 +359,7 @@ func (w *world) alive(d time.Duration, nodes ...string) {
 	}
 }
 
-// running is a report of the present generation of a workload.
+// running is a report that a workload runs at its present generation.
 func (w *world) running(id string) sched.Reported {
 	return sched.Reported{Workload: id, Observation: fsm.Observation{State: fsm.ActualRunning, Generation: w.workload(id).Generation}}
 }
