@@ -32,17 +32,6 @@ func BenchmarkMachineApply(b *testing.B) {
 				Head: &commandv1.Head{At: now.UnixNano()},
 				Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: "c", Incarnation: 1}},
 			}))
-			// A cluster at this program's feature level, which records more of a change.
-			apply(framed(b, &commandv1.Command{
-				Head: &commandv1.Head{At: now.UnixNano()},
-				Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{
-					Id: "s1", Name: "s1", RaftAddr: "127.0.0.1:1", FeatureLevel: fsm.FeatureLevel,
-				}},
-			}))
-			apply(framed(b, &commandv1.Command{
-				Head: &commandv1.Head{At: now.UnixNano()},
-				Body: &commandv1.Command_SetFeatureLevel{SetFeatureLevel: &commandv1.SetFeatureLevel{Level: fsm.FeatureLevel}},
-			}))
 			seq := 0
 			entries := make([][]byte, 0, 10_000/each+1)
 			for range cap(entries) {

@@ -9,11 +9,9 @@ import (
 )
 
 // Much text repeats within an entry: callers, and the specifications of similar workloads. So entries are
-// compressed on the wire and on disk: one byte that no uncompressed entry begins with, then an S2 block. A
-// replica of an earlier version could not read it, hence packedLevel.
+// compressed on the wire and on disk: one byte that no uncompressed entry begins with, then an S2 block.
 const (
-	packedLevel = 6
-	packedMark  = 0x01 // in protobuf a field of number 0; no message begins with it
+	packedMark = 0x01 // in protobuf a field of number 0; no message begins with it
 	// minPacked is the size in bytes from which compression pays.
 	minPacked = 512
 	// unpackedLimit is more than any entry has: several commands of entryLimit together, or one of
@@ -25,8 +23,8 @@ const (
 type packer struct{ scratch []byte }
 
 // pack returns the data of an entry with frames. It does not keep frames.
-func (p *packer) pack(frames []byte, level uint32) []byte {
-	if level >= packedLevel && len(frames) >= minPacked {
+func (p *packer) pack(frames []byte) []byte {
+	if len(frames) >= minPacked {
 		p.scratch = append(slices.Grow(p.scratch[:0], 1+s2.MaxEncodedLen(len(frames))), packedMark)
 		if small := s2.Encode(p.scratch[1:cap(p.scratch)], frames); 1+len(small) < len(frames) {
 			return bytes.Clone(p.scratch[:1+len(small)])

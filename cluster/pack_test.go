@@ -15,21 +15,19 @@ func TestPacking(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		frames []byte
-		level  uint32
 		packed bool
 	}{
-		{"an entry of many commands", alike, packedLevel, true},
-		{"in a cluster of an earlier version", alike, packedLevel - 1, false},
-		{"a short entry", alike[:minPacked-1], packedLevel, false},
-		{"an entry that does not get smaller", append([]byte{0x0a}, incompressible(2000)...), packedLevel, false},
-		{"an entry of nothing", nil, packedLevel, false},
+		{"an entry of many commands", alike, true},
+		{"a short entry", alike[:minPacked-1], false},
+		{"an entry that does not get smaller", append([]byte{0x0a}, incompressible(2000)...), false},
+		{"an entry of nothing", nil, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			data := p.pack(c.frames, c.level)
+			data := p.pack(c.frames)
 			if is := len(data) > 0 && data[0] == packedMark; is != c.packed || c.packed && len(data) >= len(c.frames) {
 				t.Errorf("packed: %t, %d bytes of %d", is, len(data), len(c.frames))
 			}
-			p.pack(alike, packedLevel) // the result before belongs to the caller
+			p.pack(alike) // the result before belongs to the caller
 			frames, err := u.unpack(data)
 			if err != nil || !bytes.Equal(frames, c.frames) {
 				t.Errorf("%d bytes come back as %d: %v", len(c.frames), len(frames), err)
@@ -37,7 +35,7 @@ func TestPacking(t *testing.T) {
 		})
 	}
 	for _, c := range []struct{ name, data, says string }{
-		{"cut off", string(p.pack(alike, packedLevel)[:40]), "packed entry of 40 bytes"},
+		{"cut off", string(p.pack(alike)[:40]), "packed entry of 40 bytes"},
 		{"nothing", "\x01", "packed entry of 1 bytes"},
 		{"larger than any entry", "\x01" + string(s2.Encode(nil, make([]byte, unpackedLimit+1))), "limit"},
 	} {
@@ -61,7 +59,7 @@ func incompressible(n int) []byte {
 // FuzzUnpack reads the data of a log entry from another replica, or from a broken disk.
 func FuzzUnpack(f *testing.F) {
 	var p packer
-	f.Add(p.pack([]byte(strings.Repeat("command ", 100)), packedLevel))
+	f.Add(p.pack([]byte(strings.Repeat("command ", 100))))
 	f.Add([]byte{packedMark, 0xff, 0xff, 0xff, 0x7f})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var u unpacker

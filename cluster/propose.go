@@ -311,7 +311,7 @@ func (p *proposer) coalesce(stop <-chan struct{}) {
 			for _, c := range calls {
 				frames = append(frames, c.frames...)
 			}
-			data := pack.pack(frames, p.n.Store().View().Info().FeatureLevel)
+			data := pack.pack(frames)
 			p.entries.Add(1)
 			p.commands.Add(uint64(commands))
 			// No timeout is needed: the library's queue is longer than the InFlight limit.

@@ -23,9 +23,6 @@ type world struct {
 func newWorld(t testing.TB) *world {
 	w := &world{t: t, s: fsm.New()}
 	w.do(&commandv1.Command{Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: "c1", Incarnation: 1000}}})
-	w.do(&commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{Id: "r0", FeatureLevel: fsm.FeatureLevel}}})
-	w.do(&commandv1.Command{Body: &commandv1.Command_SetFeatureLevel{SetFeatureLevel: &commandv1.SetFeatureLevel{Level: fsm.FeatureLevel}}})
-	w.removeReplica("r0")
 	return w
 }
 
@@ -45,7 +42,7 @@ func (w *world) do(c fsm.Command) {
 func (w *world) replica(id, name, grpc string) {
 	w.t.Helper()
 	w.do(&commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{
-		Id: id, Name: name, GrpcAddr: grpc, DnsAddr: grpc, FeatureLevel: fsm.FeatureLevel,
+		Id: id, Name: name, GrpcAddr: grpc, DnsAddr: grpc,
 	}}})
 }
 

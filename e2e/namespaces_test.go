@@ -40,7 +40,6 @@ func TestNamespaces(t *testing.T) {
 	got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	levelled(t, ctx, c)
 	as := func(i int, who string) *grpc.ClientConn {
 		cc := got[*grpc.ClientConn](t)(c.Dial(c.Schedulers[i].GRPC, who))
 		t.Cleanup(func() { _ = cc.Close() })
@@ -174,18 +173,6 @@ func TestNamespaces(t *testing.T) {
 // errorOf returns the error of a call without its answer.
 func errorOf[T any](_ T, err error) error { return err }
 
-// levelled waits until the cluster is at the present feature level.
-func levelled(t *testing.T, ctx context.Context, c *harness.Cluster) {
-	t.Helper()
-	must(t, testbed.Poll(ctx, settle, "the feature level", func(ctx context.Context) error {
-		s, err := c.Status(ctx, 0)
-		if err == nil && s.GetFeatureLevel() < fsm.FeatureLevel {
-			err = fmt.Errorf("it is %d", s.GetFeatureLevel())
-		}
-		return err
-	}))
-}
-
 // TestQuotaHolds applies and deletes through all replicas at once while the leader is killed. No
 // replica ever shows more than the quota, and every acknowledged workload exists.
 func TestQuotaHolds(t *testing.T) {
@@ -193,7 +180,6 @@ func TestQuotaHolds(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	levelled(t, ctx, c)
 	whole := got[clusterv1.ClusterClient](t)(c.AnyAdmin(ctx))
 	_, err := whole.PutNamespace(ctx, &clusterv1.PutNamespaceRequest{Name: "n", Quota: &clusterv1.NamespaceAmounts{Workloads: limit}})
 	must(t, err)

@@ -63,15 +63,9 @@ func (a *Assembly) Namespace(m *commandv1.NamespaceRecord) error {
 	}
 	slices.Sort(n.Users)
 	n.Users = slices.Compact(n.Users)
-	a.needs(6)
 	n.CreateIndex, n.ModifyIndex = a.t.meta.Index, a.t.meta.Index
 	a.t.r.namespaces.Set(n.Name, n)
 	return nil
-}
-
-// needs raises the feature level to that of what was taken.
-func (a *Assembly) needs(level uint32) {
-	a.t.r.info.FeatureLevel = max(a.t.r.info.FeatureLevel, level)
 }
 
 // Workload takes one workload. Where its node is unknown, it is to be placed; where its

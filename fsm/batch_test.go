@@ -119,7 +119,7 @@ func TestRecordsOutliveTheDecodersMessages(t *testing.T) {
 			}
 		}
 	}
-	base := newest(formed(t, "a")).s
+	base := formed(t, "a").s
 	alone, err := DecodeBatch(b)
 	if err != nil {
 		t.Fatal(err)
@@ -239,8 +239,6 @@ func TestEveryArmHasARule(t *testing.T) {
 		is(t, "name", ArmName(c), string(fd.Name()))
 		is(t, string(fd.Name())+" number", arm(fd.Name()).rule().number, uint32(fd.Number()))
 		w := formed(t, "a")
-		w.ok(putReplica("r1", FeatureLevel))
-		w.ok(setLevel(FeatureLevel))
 		if res := w.do(c); res.Kind == Unsupported {
 			t.Errorf("Apply has no rule for %s", fd.Name())
 		}

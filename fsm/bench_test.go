@@ -157,7 +157,7 @@ func BenchmarkDecodeBatch(b *testing.B) {
 // they come from callers, in a state that holds 10,000.
 func BenchmarkUpdate(b *testing.B) {
 	const held, each = 10_000, 256
-	w := newest(formed(b))
+	w := formed(b)
 	command := func(i int) Command {
 		c := put(fmt.Sprintf("bench-%05d", i*7919%held), func(p *commandv1.WorkloadPut) {
 			p.Spec = fmt.Appendf(nil, "%093d", i)

@@ -12,7 +12,7 @@ const (
 	TableReplica
 	TableEvent
 	TableNamespace
-	TableDrift // from feature level 6 on
+	TableDrift
 )
 
 // Change is one record before and after an applied log entry. Old and New are pointers

@@ -59,10 +59,7 @@ func (c *checker) info() {
 	c.must(bounds.ValidID(m.ClusterID), "cluster id %q is malformed", m.ClusterID)
 	c.must(m.Incarnation > 0, "cluster %s has incarnation 0", m.ClusterID)
 	c.must(m.FeatureLevel > 0, "cluster %s has feature level 0", m.ClusterID)
-	c.must(m.FeatureLevel >= 2 || m.MirrorEtcd == 0 && !m.ModePinned, "cluster %s has feature level %d and fields of level 2", m.ClusterID, m.FeatureLevel)
-	c.must(m.FeatureLevel >= 6 || m.GossipRing == "" && m.GossipVersion == 0, "cluster %s has feature level %d and fields of level 6", m.ClusterID, m.FeatureLevel)
 	c.must((m.GossipRing == "") == (m.GossipVersion == 0), "gossip keys of %d bytes at version %d", len(m.GossipRing), m.GossipVersion)
-	c.must(m.FeatureLevel >= 3 || m.ClusterKeyID == "" && m.TrustVersion == 0, "cluster %s has feature level %d and fields of level 3", m.ClusterID, m.FeatureLevel)
 }
 
 func (c *checker) workloads() {
@@ -87,19 +84,13 @@ func (c *checker) workloads() {
 			c.must(!w.Acknowledged && w.AssignedAt == 0 && len(w.FormerPorts) == 0 && w.Actual.State == ActualNone && w.Retry.NextAt == 0 && !w.Retry.Terminal,
 				"workload %s is on no node but has an assignment's fields", id)
 		}
-		c.must(c.s.r.info.FeatureLevel >= 5 || w.AcknowledgedAt == 0 && w.Retry.StableSince == 0 && w.Retry.Verdict == (Verdict{}) && len(w.Actions) == 0,
-			"workload %s has fields of level 5 at feature level %d", id, c.s.r.info.FeatureLevel)
-		c.must(!w.Unguarded || c.s.r.info.FeatureLevel >= 6 && w.Node != "" && w.Demand.stops(),
-			"workload %s is unguarded at feature level %d", id, c.s.r.info.FeatureLevel)
+		c.must(!w.Unguarded || w.Node != "" && w.Demand.stops(), "workload %s on node %q is unguarded, and is not to stop with a lease", id, w.Node)
 		c.must(w.Acknowledged || w.AcknowledgedAt == 0, "workload %s is not acknowledged and was at %d", id, w.AcknowledgedAt)
 		c.must(w.Retry.StableSince == 0 || w.Retry.failed(), "workload %s runs since %d and has no failures to forget", id, w.Retry.StableSince)
 		c.must(w.Retry.Verdict.Code == "" || w.Retry.Terminal, "workload %s has verdict %s and goes on", id, w.Retry.Verdict.Code)
 		c.must(len(w.Actions) <= MaxActions, "workload %s keeps %d actions, at most %d", id, len(w.Actions), MaxActions)
-		c.must(c.s.r.info.FeatureLevel >= 5 || len(w.FormerPorts) == 0, "workload %s has former ports before feature level 5", id)
-		c.must(c.s.r.info.FeatureLevel >= 6 || len(w.Demand.PortNames) == 0 && w.Actual.Health == "",
-			"workload %s has fields of level 6 at feature level %d", id, c.s.r.info.FeatureLevel)
-		c.must(w.Namespace == "" || c.s.r.info.FeatureLevel >= 6 && w.Namespace != DefaultNamespace && c.s.HasNamespace(w.Namespace),
-			"workload %s is in namespace %q at feature level %d", id, clip(w.Namespace), c.s.r.info.FeatureLevel)
+		c.must(w.Namespace == "" || w.Namespace != DefaultNamespace && c.s.HasNamespace(w.Namespace),
+			"workload %s is stored in namespace %q", id, clip(w.Namespace))
 		d := w.Demand
 		c.must(d.CPU >= 0 && d.CPU <= bounds.MaxCPU && d.Memory >= 0 && d.Memory <= bounds.MaxMemory && d.Disk >= 0 && d.Disk <= bounds.MaxDisk,
 			"workload %s demands %d millicores, %d MiB, %d GB", id, d.CPU, d.Memory, d.Disk)
@@ -122,7 +113,7 @@ func (c *checker) nodes() {
 	c.s.r.nodes.Scan(func(id string, n *Node) bool {
 		c.must(n.ID == id && bounds.ValidID(id), "node %q is stored under %q", n.ID, id)
 		c.must(!n.Fenced || !n.Up, "node %s is fenced and up", id)
-		c.must(slices.IsSorted(n.Lacks) && (c.s.r.info.FeatureLevel >= 5 || len(n.Lacks) == 0), "node %s lacks %v at feature level %d", id, n.Lacks, c.s.r.info.FeatureLevel)
+		c.must(slices.IsSorted(n.Lacks), "node %s lacks %v, which is not sorted", id, n.Lacks)
 		return true
 	})
 	c.drifts()
@@ -155,7 +146,6 @@ func (c *checker) tombstones() {
 	info := c.s.r.info
 	last := Generation{info.Incarnation, info.Sequence}
 	c.must(c.s.TombstoneCount() <= MaxTombstones, "%d graves are kept, at most %d", c.s.TombstoneCount(), MaxTombstones)
-	c.must(info.FeatureLevel >= 4 || c.s.TombstoneCount() == 0, "cluster %s has feature level %d and %d graves", info.ClusterID, info.FeatureLevel, c.s.TombstoneCount())
 	c.s.r.tombstones.Scan(func(id string, g *Tombstone) bool {
 		c.must(g.Workload == id && bounds.ValidID(id), "grave of %q is stored under %q", clip(g.Workload), clip(id))
 		_, alive := c.s.Workload(id)
@@ -233,7 +223,7 @@ func (c *checker) derived() {
 	sameTree(c, "retryDue", a.retryDue, b.retryDue, equal)
 	sameTree(c, "residualsOf", a.residualsOf, b.residualsOf, equal)
 	sameTree(c, "ports", a.ports, b.ports, equal)
-	sameTree(c, "gravesByAge", a.tombstonesByAge, b.tombstonesByAge, equal)
+	sameTree(c, "tombstonesByAge", a.tombstonesByAge, b.tombstonesByAge, equal)
 	sameTree(c, "byUser", a.byUser, b.byUser, equal)
 	sameTree(c, "rolling", a.rolling, b.rolling, equal)
 	sameTree(c, "uses", a.uses, b.uses, func(x, y *Use) bool { return *x == *y })

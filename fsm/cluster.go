@@ -45,9 +45,6 @@ func (t *Tx) setMode(b *commandv1.SetMode) Result {
 	default:
 		return refuse(Invalid, "mode: %q is none of normal, degraded, recovery", b.GetMode())
 	}
-	if b.GetPinned() && info.FeatureLevel < 2 {
-		return refuse(Unsupported, "pinned needs feature level 2, the cluster is at %d", info.FeatureLevel)
-	}
 	if info.ModePinned && !b.GetPinned() && !b.GetUnpin() {
 		return refuse(Conflict, "mode: %s was set by a person and is pinned", info.Mode)
 	}

@@ -408,7 +408,6 @@ func TestClusterCommands(t *testing.T) {
 			is(t, "events", len(w.events()), 0)
 		}},
 		{"a person's mode is pinned until the leader's own word", func(t *testing.T, w *world) {
-			level2(w)
 			w.ok(pinMode("degraded", "maintenance"))
 			is(t, "pinned", w.s.Info().ModePinned, true)
 			is(t, "again", w.do(pinMode("degraded", "maintenance")).Kind, AlreadyDone)
@@ -418,11 +417,7 @@ func TestClusterCommands(t *testing.T) {
 			is(t, "pinned", w.s.Info().ModePinned, false)
 			is(t, "mode", w.s.Info().Mode, ModeNormal)
 		}},
-		{"pinning needs feature level 2", func(t *testing.T, w *world) {
-			refused(t, w.do(pinMode("degraded", "maintenance")), Unsupported, "level 2")
-		}},
 		{"an etcd is attached once", func(t *testing.T, w *world) {
-			level2(w)
 			w.ok(attached(7))
 			is(t, "etcd", w.s.Info().MirrorEtcd, uint64(7))
 			is(t, "event", w.eventOf(EventMirrorAttached).Message, "7")
@@ -430,9 +425,7 @@ func TestClusterCommands(t *testing.T) {
 			w.ok(attached(8))
 			is(t, "etcd", w.s.Info().MirrorEtcd, uint64(8))
 		}},
-		{"attaching needs feature level 2 and an id", func(t *testing.T, w *world) {
-			refused(t, w.do(attached(7)), Unsupported, "level 2")
-			level2(w)
+		{"attaching needs the id of the etcd cluster", func(t *testing.T, w *world) {
 			refused(t, w.do(attached(0)), Invalid, "etcd_cluster_id")
 		}},
 		{"an unknown mode is refused", func(t *testing.T, w *world) {
@@ -454,25 +447,6 @@ func TestClusterCommands(t *testing.T) {
 		}},
 		{"an unknown replica is not found", func(t *testing.T, w *world) {
 			refused(t, w.do(removeReplica("r9")), NotFound, "r9")
-		}},
-		{"the feature level rises when every replica understands it", func(t *testing.T, w *world) {
-			w.ok(putReplica("r1", 2))
-			w.ok(setLevel(2))
-			is(t, "level", w.s.Info().FeatureLevel, 2)
-		}},
-		{"a replica that is behind holds the feature level", func(t *testing.T, w *world) {
-			w.ok(putReplica("r1", 2))
-			w.ok(putReplica("r2", 1))
-			refused(t, w.do(setLevel(2)), Conflict, "name-r2")
-		}},
-		{"with no replica announced the feature level stays", func(t *testing.T, w *world) {
-			refused(t, w.do(setLevel(2)), Conflict, "level")
-		}},
-		{"the feature level never falls", func(t *testing.T, w *world) {
-			refused(t, w.do(setLevel(0)), Conflict, "level", "0")
-		}},
-		{"the present feature level is done already", func(t *testing.T, w *world) {
-			is(t, "kind", w.do(setLevel(1)).Kind, AlreadyDone)
 		}},
 		{"a barrier changes no record", func(t *testing.T, w *world) {
 			index := w.s.Info().Index
@@ -532,7 +506,7 @@ func TestEpochs(t *testing.T) {
 			{Body: &commandv1.Command_ScheduleRetries{ScheduleRetries: &commandv1.ScheduleRetries{}}},
 			{Body: &commandv1.Command_ForgiveFailures{ForgiveFailures: &commandv1.ForgiveFailures{}}}, actions("a", ""), setDrifts(nil)} {
 			t.Run(ArmName(cmd)+": "+c.name, func(t *testing.T) {
-				w := newest(formed(t, "a"))
+				w := formed(t, "a")
 				cmd.Head = &commandv1.Head{Epoch: c.epoch, At: w.now}
 				is(t, "kind", w.do(cmd).Kind, c.want)
 			})

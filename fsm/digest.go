@@ -27,7 +27,7 @@ func (t *Tx) fold(c Command, res Result) {
 		}
 	}
 	for i := range res.Items {
-		if k := res.Items[i].Kind; k != OK { // of level 6
+		if k := res.Items[i].Kind; k != OK {
 			e.u64(uint64(i))
 			e.u64(uint64(k))
 		}
@@ -154,15 +154,12 @@ func (e *encoder) demand(d *Demand) {
 	b = appendBool(appendStr(*e, d.Group), d.Exclusive)
 	b = appendStr(b, d.OnLostLease)
 	*e = append64(b, uint64(int64(d.Priority)))
-	if len(d.PortNames) > 0 { // of level 6
-		e.str("port names")
-		e.u64(uint64(len(d.PortNames)))
-		for _, p := range d.PortNames {
-			e.str(p.Name)
-			e.u64(uint64(p.ContainerPort))
-			e.str(p.Protocol)
-			e.u64(uint64(p.HostPort))
-		}
+	e.u64(uint64(len(d.PortNames)))
+	for _, p := range d.PortNames {
+		e.str(p.Name)
+		e.u64(uint64(p.ContainerPort))
+		e.str(p.Protocol)
+		e.u64(uint64(p.HostPort))
 	}
 }
 
@@ -185,9 +182,7 @@ func (e *encoder) observation(o *Observation) {
 		e.str(p.Protocol)
 	}
 	e.i64(o.At)
-	if o.Health != "" { // of level 6
-		e.str(o.Health)
-	}
+	e.str(o.Health)
 }
 
 func (e *encoder) workload(w *Workload) {
@@ -204,28 +199,14 @@ func (e *encoder) workload(w *Workload) {
 	b = append64(*e, uint64(int64(w.Retry.Attempts)), uint64(int64(w.Retry.MaxAttempts)), uint64(w.Retry.NextAt), uint64(w.Retry.FirstFailureAt))
 	b = appendBool(b, w.Retry.Terminal)
 	*e = append64(b, uint64(w.CreatedAt), uint64(w.UpdatedAt), uint64(w.AssignedAt), w.CreateIndex, w.ModifyIndex)
-	if w.Unguarded { // level 6
-		e.bool(true)
+	b = append64(appendBool(*e, w.Unguarded), uint64(w.AcknowledgedAt), uint64(w.Retry.StableSince))
+	b = appendStr(appendStr(b, w.Retry.Verdict.Code), w.Retry.Verdict.Message)
+	*e = append64(b, uint64(len(w.Actions)))
+	for i := range w.Actions {
+		e.action(&w.Actions[i])
 	}
-	// Fields of level 5, which nothing sets below it.
-	if w.AcknowledgedAt != 0 || w.Retry.StableSince != 0 || w.Retry.Verdict != (Verdict{}) || len(w.Actions) > 0 {
-		e.i64(w.AcknowledgedAt)
-		e.i64(w.Retry.StableSince)
-		e.str(w.Retry.Verdict.Code)
-		e.str(w.Retry.Verdict.Message)
-		e.u64(uint64(len(w.Actions)))
-		for i := range w.Actions {
-			e.action(&w.Actions[i])
-		}
-	}
-	if len(w.FormerPorts) > 0 { // of level 5
-		e.str("former ports")
-		e.ports(w.FormerPorts)
-	}
-	if w.Namespace != "" { // of level 6
-		e.str("namespace")
-		e.str(w.Namespace)
-	}
+	e.ports(w.FormerPorts)
+	e.str(w.Namespace)
 }
 
 func (e *encoder) action(a *AgentAction) {
@@ -260,9 +241,7 @@ func (e *encoder) node(n *Node) {
 	e.bool(f.SelfFencing)
 	e.str(f.Timestamp)
 	e.i64(f.LeaseSeconds)
-	if f.FenceBound != 0 { // level 6
-		e.u64(uint64(f.FenceBound))
-	}
+	e.u64(uint64(f.FenceBound))
 	e.bool(n.Up)
 	e.bool(n.Draining)
 	e.bool(n.Cordoned)
@@ -274,9 +253,7 @@ func (e *encoder) node(n *Node) {
 	e.i64(n.RegisteredAt)
 	e.u64(n.CreateIndex)
 	e.u64(n.ModifyIndex)
-	if len(n.Lacks) > 0 { // of level 5
-		e.strs(n.Lacks)
-	}
+	e.strs(n.Lacks)
 }
 
 func (e *encoder) residual(r *Residual) {
@@ -310,9 +287,7 @@ func (e *encoder) event(v *Event) {
 	b = appendStr(appendStr(appendStr(b, v.Type), v.Workload), v.Node)
 	*e = appendStr(appendStr(appendStr(b, v.Reason), v.Message), v.By)
 	e.labels(v.Details)
-	if v.Namespace != "" { // of level 6
-		e.str(v.Namespace)
-	}
+	e.str(v.Namespace)
 }
 
 // info leaves out Digest, which is folded first of all.
@@ -331,20 +306,12 @@ func (e *encoder) info(m *Info) {
 	e.i64(m.ReceiptsDroppedUntil)
 	e.u64(m.Index)
 	e.u64(m.Term)
-	// Fields of level 2, which nothing sets below it. States that have none keep
-	// the digest that they had before there were any.
-	if m.MirrorEtcd != 0 || m.ModePinned {
-		e.u64(m.MirrorEtcd)
-		e.bool(m.ModePinned)
-	}
-	if m.ClusterKeyID != "" || m.TrustVersion != 0 { // of level 3
-		e.str(m.ClusterKeyID)
-		e.u64(m.TrustVersion)
-	}
-	if m.GossipRing != "" || m.GossipVersion != 0 { // of level 6
-		e.str(m.GossipRing)
-		e.u64(m.GossipVersion)
-	}
+	e.u64(m.MirrorEtcd)
+	e.bool(m.ModePinned)
+	e.str(m.ClusterKeyID)
+	e.u64(m.TrustVersion)
+	e.str(m.GossipRing)
+	e.u64(m.GossipVersion)
 }
 
 func (e *encoder) authority(a *Authority) {

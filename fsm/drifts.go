@@ -11,7 +11,7 @@ import (
 // Drifts: where a node differs from the state. The leader's planner finds them by
 // comparing what a node lists with what is expected of it; the state keeps those
 // that are open. What is done about them follows from other commands (a report, a
-// new order, a residual): a record changes nothing by itself. Feature level 5.
+// new order, a residual): a record changes nothing by itself.
 
 // The kinds of drift (contract/semantics.md section 8).
 const (
@@ -124,7 +124,7 @@ func (t *Tx) setDrifts(b *commandv1.SetDrifts) (res Result) {
 		if why == "" && old.Node != p.GetNode() {
 			why = "workload " + strconv.Quote(old.ID) + " is not on node " + strconv.Quote(p.GetNode())
 		}
-		if why == "" && old.Retry.Terminal && t.r.info.FeatureLevel >= 6 {
+		if why == "" && old.Retry.Terminal {
 			why = "workload " + strconv.Quote(old.ID) + " was given up: no order is given before a person acts"
 		}
 		if why != "" {
@@ -184,18 +184,13 @@ func (t *Tx) driftChanged(key string, old, d *Drift) {
 		e.i64(d.DetectedAt)
 	}
 	t.sideFold = append(t.sideFold, e...)
-	if t.r.info.FeatureLevel >= 6 {
-		t.changes = append(t.changes, Change{Table: TableDrift, Key: key, Old: old, New: d})
-	}
+	t.changes = append(t.changes, Change{Table: TableDrift, Key: key, Old: old, New: d})
 }
 
 func (t *Tx) driftEvent(kind string, d *Drift) {
 	resolved, message := "false", d.sentence()
 	if kind == EventDriftResolved {
-		resolved = "true"
-		if t.r.info.FeatureLevel >= 6 {
-			message = d.ended(t.r.info.Clock)
-		}
+		resolved, message = "true", d.ended(t.r.info.Clock)
 	}
 	t.event(Event{
 		Type: kind, Workload: d.Workload, Node: d.Node, Reason: d.Type, Message: message,
@@ -320,9 +315,7 @@ func (t *Tx) adoptDrift(b *commandv1.AdoptDrift) Result {
 	}
 	if left, ok := t.r.residuals.Get(pair(n.ID, w.ID)); ok {
 		t.dropResidual(left)
-		if t.r.info.FeatureLevel >= 6 {
-			t.holdPorts(&w, left.Demand.Ports)
-		}
+		t.holdPorts(&w, left.Demand.Ports)
 	}
 	w.Node, w.AssignedAt = n.ID, t.r.info.Clock
 	t.unguarded(&w)
@@ -368,7 +361,6 @@ func (t *Tx) dropOrphan(b *commandv1.DropOrphan) Result {
 }
 
 func (c *checker) drifts() {
-	c.must(c.s.r.info.FeatureLevel >= 5 || c.s.DriftCount() == 0, "feature level %d and %d drifts", c.s.r.info.FeatureLevel, c.s.DriftCount())
 	c.must(c.s.DriftCount() <= MaxDrifts, "%d drifts are open, at most %d", c.s.DriftCount(), MaxDrifts)
 	c.s.r.drifts.Scan(func(key string, d *Drift) bool {
 		_, ok := c.s.Node(d.Node)

@@ -28,7 +28,7 @@ func dropOrphan(node, workload string) Command {
 }
 
 func TestSetDrifts(t *testing.T) {
-	proveNewest(t, []fact{
+	provePlaced(t, []fact{
 		{"a drift is told once, and once more when it is gone", func(t *testing.T, w *world) {
 			w.ok(setDrifts([]*commandv1.Drift{drifted("a", "ghost", DriftOrphan)}))
 			begun := w.now
@@ -101,7 +101,7 @@ func TestSetDrifts(t *testing.T) {
 }
 
 func TestAdoptDrift(t *testing.T) {
-	proveNewest(t, []fact{
+	provePlaced(t, []fact{
 		{"what nobody knows needs its specification", func(t *testing.T, w *world) {
 			w.ok(setDrifts([]*commandv1.Drift{drifted("b", "ghost", DriftOrphan)}))
 			refused(t, w.do(adopt("b", "ghost")), Invalid, "persysctl drift adopt b ghost -f FILE")
@@ -163,7 +163,7 @@ func TestAdoptDrift(t *testing.T) {
 }
 
 func TestDropOrphan(t *testing.T) {
-	proveNewest(t, []fact{
+	provePlaced(t, []fact{
 		{"its node is told to delete it, and it is settled when that is done", func(t *testing.T, w *world) {
 			w.ok(setDrifts([]*commandv1.Drift{drifted("b", "ghost", DriftOrphan)}))
 			w.ok(dropOrphan("b", "ghost"))

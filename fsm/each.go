@@ -16,8 +16,6 @@ const MaxEach = 64
 func (t *Tx) putEach(b *commandv1.PutWorkloads) Result {
 	puts := b.GetWorkloads()
 	switch {
-	case t.r.info.FeatureLevel < 6:
-		return refuse(Unsupported, "workloads that are judged each by itself need feature level 6, the cluster is at %d", t.r.info.FeatureLevel)
 	case b.GetGroupOf() != "" || b.GetNamespace() != "" || b.GetUpdate() != nil:
 		return refuse(Invalid, "each: must not be with group_of, namespace or update")
 	case len(puts) == 0 || len(puts) > MaxEach:

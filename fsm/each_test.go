@@ -19,7 +19,6 @@ func onePut(id string, opts ...func(*commandv1.WorkloadPut)) *commandv1.Workload
 func TestEach(t *testing.T) {
 	prove(t, []fact{
 		{"what is refused keeps none of the others out", func(t *testing.T, w *world) {
-			level6(w)
 			w.ok(putNamespace("small", func(n *commandv1.PutNamespace) { n.Quota = &commandv1.Quota{CpuMillicores: 1500} }))
 			in := func(p *commandv1.WorkloadPut) { p.Namespace = "small" }
 			res := w.do(each(onePut("a"), onePut("b", in), onePut("c", in), onePut("bad id"), onePut("d")))
@@ -39,14 +38,12 @@ func TestEach(t *testing.T) {
 			is(t, "check", w.s.Check(), nil)
 		}},
 		{"one after the other", func(t *testing.T, w *world) {
-			level6(w)
 			res := w.do(each(onePut("a"), onePut("a", content("c1:other")), onePut("a", content("c1:other"))))
 			is(t, "unchanged", fmt.Sprint(res.Items[0].Unchanged, res.Items[1].Unchanged, res.Items[2].Unchanged), "false false true")
 			a, _ := w.s.Workload("a")
 			is(t, "content", a.Content, "c1:other")
 		}},
 		{"a repetition gets the same verdicts, also from a snapshot", func(t *testing.T, w *world) {
-			level6(w)
 			id := requestAt(w.now, 1)
 			c := each(onePut("a"), onePut("bad\xff"))
 			first := w.as(id, c)
@@ -64,8 +61,6 @@ func TestEach(t *testing.T) {
 		}},
 		{"with nothing that is about them all", func(t *testing.T, w *world) {
 			c := each(onePut("a"))
-			refused(t, w.do(c), Unsupported, "level 6")
-			level6(w)
 			refused(t, w.do(each()), Invalid, "1 to 64")
 			many := each()
 			for i := range MaxEach + 1 {
@@ -76,7 +71,6 @@ func TestEach(t *testing.T) {
 			refused(t, w.do(c), Invalid, "group_of")
 		}},
 		{"what changed nothing and what was refused is in the history", func(t *testing.T, w *world) {
-			level6(w)
 			w.ok(put("a"))
 			c := each(onePut("a"), onePut("bad id"), onePut("b"))
 			c.Head = &commandv1.Head{At: w.now + second, By: "carol", From: "10.0.0.9"}

@@ -7,8 +7,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// Failures count from the first one until the workload has run for a while
-// (feature level 5). That it runs is no success yet: one that starts and ends in
+// Failures count from the first one until the workload has run for a while. That it runs is no success yet: one that starts and ends in
 // a loop would begin anew each time, and never be given up. How long is long
 // enough is the planner's to say.
 
@@ -77,7 +76,7 @@ func (t *Tx) forgiveFailures(b *commandv1.ForgiveFailures) (res Result) {
 // overdue reports whether u says of a workload that is being deleted that a node
 // does not let it go in time: all that there is to say of such a record.
 func (t *Tx) overdue(w *Workload, u *commandv1.Unplaced) bool {
-	return t.r.info.FeatureLevel >= 5 && w.Desired == DesiredDeleted && w.Generation == GenerationOf(u.GetIfGeneration()) &&
+	return w.Desired == DesiredDeleted && w.Generation == GenerationOf(u.GetIfGeneration()) &&
 		u.GetCode() == CodeDeleteTimeout
 }
 
@@ -117,7 +116,7 @@ func (t *Tx) recordActions(b *commandv1.RecordActions) (res Result) {
 			t.putWorkload(old, &w)
 		}
 	}
-	if b.GetWorkload() == "" || t.r.info.FeatureLevel < 6 { // those of one say nothing of what others ended before
+	if b.GetWorkload() == "" { // the tasks of one workload do not show which others ended before them
 		slices.Reverse(actions) // events tell the oldest first
 		t.auditActions(n.ID, actions)
 	}

@@ -31,12 +31,12 @@ func action(task, workload string, ended int64) *commandv1.AgentAction {
 	}
 }
 
-// proveNewest is prove at the feature level of this version, web being on a.
-func proveNewest(t *testing.T, facts []fact) {
+// provePlaced is prove with workload web placed on node a.
+func provePlaced(t *testing.T, facts []fact) {
 	t.Helper()
 	for _, f := range facts {
 		t.Run(f.name, func(t *testing.T) {
-			w := newest(formed(t, "a", "b"))
+			w := formed(t, "a", "b")
 			w.place("web", "a")
 			f.run(t, w)
 		})
@@ -48,7 +48,7 @@ func TestFailuresCount(t *testing.T) {
 		w.ok(w.says("web", "Failed"))
 		w.ok(w.retry("web", attempts, 0, false))
 	}
-	proveNewest(t, []fact{
+	provePlaced(t, []fact{
 		{"until it has run for a while", func(t *testing.T, w *world) {
 			fail(w, 1)
 			first := w.workload("web").Retry.FirstFailureAt
@@ -107,15 +107,6 @@ func TestFailuresCount(t *testing.T) {
 			c.GetForgiveFailures().Workloads[0].IfGeneration.Sequence--
 			skipped(t, w.do(c), "generation")
 		}},
-		{"below level 5 a success ends them at once", func(t *testing.T, _ *world) {
-			w := formed(t, "a")
-			w.place("web", "a")
-			fail(w, 1)
-			w.run("web")
-			is(t, "retry", w.workload("web").Retry, Retry{MaxAttempts: DefaultMaxAttempts})
-			is(t, "acknowledged at", w.workload("web").AcknowledgedAt, 0)
-			refused(t, w.do(w.forgive("web")), Unsupported, "feature level 5")
-		}},
 	})
 }
 
@@ -131,7 +122,7 @@ func TestAVerdictSurvives(t *testing.T) {
 		is(t, "code", w.workload("web").Reason.Code, CodeExhausted)
 		is(t, "message", w.workload("web").Reason.Message, "5 of 5 attempts used")
 	}
-	proveNewest(t, []fact{
+	provePlaced(t, []fact{
 		{"what its node says next", func(t *testing.T, w *world) {
 			exhaust(w)
 			is(t, "event", w.eventOf(EventWorkloadFailed).Reason, CodeExhausted)
@@ -184,7 +175,7 @@ func TestADeleteThatTakesTooLongSaysSo(t *testing.T) {
 	late := func(w *world) Command {
 		return explain("web", CodeDeleteTimeout, "node a has not let it go for 60 s", w.generation("web"))
 	}
-	proveNewest(t, []fact{
+	provePlaced(t, []fact{
 		{"on the record, once", func(t *testing.T, w *world) {
 			w.ok(remove("web", false))
 			w.ok(late(w))
@@ -207,7 +198,7 @@ func TestADeleteThatTakesTooLongSaysSo(t *testing.T) {
 }
 
 func TestAcknowledgedAt(t *testing.T) {
-	proveNewest(t, []fact{
+	provePlaced(t, []fact{
 		{"is when the node accepted this order", func(t *testing.T, w *world) {
 			is(t, "before", w.workload("web").AcknowledgedAt, 0)
 			w.ok(w.says("web", "Pending"))
@@ -233,7 +224,7 @@ func TestRecordActions(t *testing.T) {
 		}
 		return strings.TrimSpace(out)
 	}
-	proveNewest(t, []fact{
+	provePlaced(t, []fact{
 		{"each ended task is told once, the oldest first", func(t *testing.T, w *world) {
 			w.ok(actions("a", "", action("t3", "web", 0), action("t2", "web", 7), action("t1", "db", 5)))
 			is(t, "tasks", tasks(w), "t1 t2")

@@ -87,9 +87,10 @@ var scenarios = []struct {
 	{"03-cluster", func(w *world) {
 		w.do(putReplica("r1", 1))
 		w.do(putReplica("r2", 2))
-		w.do(setLevel(2))
-		w.do(putReplica("r1", 2))
-		w.do(setLevel(2))
+		w.do(putReplica("r2", 2))
+		w.do(setLevel(0))
+		w.do(setLevel(1))
+		w.do(setLevel(2)) // r1 is behind
 		w.do(setMode("degraded", "etcd is away"))
 		w.do(put("web"))
 		w.do(register("new"))
@@ -134,10 +135,6 @@ var scenarios = []struct {
 		w.do(gone("db", "a", w.generation("db")))
 	}},
 	{"07-mirror", func(w *world) {
-		w.do(attached(7))
-		w.do(pinMode("degraded", "before its time"))
-		w.do(putReplica("r1", 2))
-		w.do(setLevel(2))
 		w.do(attached(0))
 		w.do(attached(0xcafe))
 		w.do(attached(0xcafe))
@@ -150,9 +147,8 @@ var scenarios = []struct {
 		w.do(setMode("degraded", "etcd is away"))
 	}},
 	{"08-trust", func(w *world) {
+		w.do(pin("AABB"))
 		w.do(pin("00112233aabbccdd"))
-		w.do(putReplica("r1", 3))
-		w.do(setLevel(3))
 		w.do(pin("00112233aabbccdd"))
 		w.do(pin("ffffffffffffffff"))
 		w.do(authority("1", w.now, w.now+10*day))
@@ -175,11 +171,10 @@ var scenarios = []struct {
 		c.Head = &commandv1.Head{At: w.now, By: "tester", From: "10.0.0.1:2", Request: requestAt(w.now, 9)}
 		w.do(c)
 	}},
-	{"09-graves", func(w *world) {
+	{"09-tombstones", func(w *world) {
 		w.do(register("a"))
 		w.do(put("early"))
 		w.do(remove("early", false))
-		level4(w)
 		told := buried(w, hostPort(80))
 		w.do(saysOf("web", "a", "Running", told))
 		w.do(saysOf("web", "a", "Running", told))
@@ -192,8 +187,6 @@ var scenarios = []struct {
 		w.do(register("a"))
 		w.do(w.forgive("none"))
 		w.do(actions("a", ""))
-		w.do(putReplica("r1", 5))
-		w.do(setLevel(5))
 		w.do(put("web"))
 		w.do(w.assign("web", "a"))
 		w.do(w.says("web", "Failed"))
@@ -212,7 +205,6 @@ var scenarios = []struct {
 		w.do(removeNode("a", true))
 	}},
 	{"11-another-machine", func(w *world) {
-		level4(w)
 		w.do(register("a", engine("engine-a")))
 		w.do(put("db", exclusive))
 		w.do(w.assign("db", "a"))
@@ -228,7 +220,6 @@ var scenarios = []struct {
 		w.do(register("a"))
 		w.do(register("b"))
 		w.do(setDrifts([]*commandv1.Drift{drifted("a", "ghost", DriftOrphan)}))
-		newest(w)
 		w.do(put("web"))
 		w.do(w.assign("web", "a"))
 		w.do(w.says("web", "Running"))
@@ -250,7 +241,6 @@ var scenarios = []struct {
 		w.do(removeNode("a", true))
 	}},
 	{"13-former-ports", func(w *world) {
-		level5(w)
 		w.do(register("a"))
 		w.do(put("web", hostPort(80)))
 		w.do(w.assign("web", "a"))
@@ -266,7 +256,6 @@ var scenarios = []struct {
 		w.do(w.assign("api", "a"))
 	}},
 	{"14-runtime-not-there", func(w *world) {
-		level5(w)
 		w.do(register("a"))
 		w.do(put("web"))
 		w.do(w.assign("web", "a"))
@@ -279,7 +268,6 @@ var scenarios = []struct {
 		w.do(w.assign("web", "a"))
 	}},
 	{"15-stops", func(w *world) {
-		level6(w)
 		w.do(register("a"))
 		w.do(put("web", hostPort(80)))
 		w.do(w.assign("web", "a"))
@@ -308,17 +296,14 @@ var scenarios = []struct {
 		w.do(w.says("web", "Running"))
 		w.do(w.says("web", "Failed"))
 	}},
-	{"17-sessions", func(w *world) {
+	{"16-sessions", func(w *world) {
 		opened := &commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{
 			Type: EventSessionOpened, Message: "sh -c date", Workload: "web", Node: "a", Details: []*commandv1.Label{{Key: "tty", Value: "true"}}}}}
-		w.do(opened)
-		w.ok(putReplica("r1", 6))
-		w.ok(setLevel(6))
 		w.do(opened)
 		w.do(&commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{Type: EventSessionClosed, Message: "exit code 3", Workload: "web", Node: "a"}}})
 		w.do(&commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{Type: EventCallRefused, Workload: strings.Repeat("w", 257)}}})
 	}},
-	{"16-names-and-health", func(w *world) {
+	{"17-names-and-health", func(w *world) {
 		said := func(health string) Command {
 			return report(&commandv1.WorkloadReport{
 				Workload: "web", Node: "a", Generation: w.generation("web"), State: "Running", Acknowledged: true, Health: health, ObservedAt: w.now,
@@ -334,15 +319,9 @@ var scenarios = []struct {
 				Type: kind, Message: "10.0.0.9:53 does not answer", Details: []*commandv1.Label{{Key: "server", Value: "10.0.0.9:53"}},
 			}}}
 		}
-		level5(w)
 		w.do(register("a"))
-		w.do(put("web", named("http"))) // not kept yet
-		w.do(w.assign("web", "a"))
-		w.do(said(Healthy)) // nor is this
-		w.do(told(EventCoreDNSLost))
-		w.ok(putReplica("r1", 6))
-		w.ok(setLevel(6))
 		w.do(put("web", named("http")))
+		w.do(w.assign("web", "a"))
 		w.do(put("web", named("http")))
 		w.do(put("web", named("HTTP")))
 		w.do(put("web", named("https")))
@@ -357,13 +336,10 @@ var scenarios = []struct {
 		w.do(remove("web", false))
 		w.do(gone("web", "a", nil))
 	}},
-	{"16-gossip-ring", func(w *world) {
+	{"18-gossip-ring", func(w *world) {
 		ring := func(version uint64, sealed, step string) Command {
 			return &commandv1.Command{Body: &commandv1.Command_SetGossipRing{SetGossipRing: &commandv1.SetGossipRing{IfVersion: version, Sealed: sealed, Step: step}}}
 		}
-		w.do(ring(0, "sealed:one", "too early"))
-		w.ok(putReplica("r1", 6))
-		w.ok(setLevel(6))
 		w.do(ring(0, "sealed:one", "opens 1"))
 		w.do(ring(0, "sealed:two", "too late"))
 		w.do(ring(1, "sealed:two", "seals 1"))
@@ -371,8 +347,7 @@ var scenarios = []struct {
 		w.do(ring(2, strings.Repeat("x", 4097), "too long"))
 		w.do(ring(2, "sealed:three", "only 1"))
 	}},
-	{"25-rollouts", func(w *world) {
-		newest(w)
+	{"19-rollouts", func(w *world) {
 		w.ok(register("a"))
 		w.do(group(1, 3, 1, true))
 		w.everybodyRuns()
@@ -396,10 +371,8 @@ var scenarios = []struct {
 		w.do(remove("web-1", true))
 		w.do(remove("web-2", true))
 	}},
-	{"18-namespaces", func(w *world) {
-		w.do(putNamespace("a"))
+	{"20-namespaces", func(w *world) {
 		w.do(put("early", inNamespace("a")))
-		level6(w)
 		w.do(register("n"))
 		w.do(putNamespace("a", limits(2000, 0, 0, 2), users("ada", "bob")))
 		w.do(putNamespace("a", limits(2000, 0, 0, 2), users("bob", "ada")))
@@ -438,8 +411,7 @@ var scenarios = []struct {
 		w.do(putNamespace("default", limits(0, 0, 0, 1)))
 		w.do(put("second"))
 	}},
-	{"19-namespace-versions", func(w *world) {
-		level6(w)
+	{"21-namespace-versions", func(w *world) {
 		w.do(putNamespace("a", users("ada"), ifVersion(7)))
 		w.do(putNamespace("a", users("ada"), ifVersion(0)))
 		made := w.index
@@ -450,8 +422,7 @@ var scenarios = []struct {
 		c.Head = &commandv1.Head{At: w.now, By: "persys://c/user/admin", From: "10.0.0.1:2", Via: "persys://c/gateway/g", Request: requestAt(w.now, 9)}
 		w.do(c)
 	}},
-	{"27-adoptions", func(w *world) {
-		level6(w)
+	{"22-adoptions", func(w *world) {
 		w.do(register("a", fencing))
 		w.do(register("b", fencing))
 		w.do(put("web", hostPort(80)))
@@ -470,8 +441,7 @@ var scenarios = []struct {
 		c.GetSetDrifts().Repairs = []*commandv1.DriftRepair{{Workload: "web", Node: "b", IfGeneration: w.generation("web")}}
 		w.do(c)
 	}},
-	{"28-rollouts-leave-alone", func(w *world) {
-		level6(w)
+	{"23-rollouts-leave-alone", func(w *world) {
 		w.do(register("a"))
 		w.do(group(1, 3, 1, true))
 		w.everybodyRuns()
@@ -488,8 +458,7 @@ var scenarios = []struct {
 		w.do(rolloutAction("pause"))
 		w.do(rolloutAction("undo"))
 	}},
-	{"30-each", func(w *world) {
-		level6(w)
+	{"24-each", func(w *world) {
 		w.do(register("a"))
 		w.ok(putNamespace("small", func(n *commandv1.PutNamespace) { n.Quota = &commandv1.Quota{CpuMillicores: 1500} }))
 		of := func(id, in string, opts ...func(*commandv1.WorkloadPut)) *commandv1.WorkloadPut {
@@ -643,7 +612,7 @@ func TestModesDecide(t *testing.T) {
 			advance(nil, &commandv1.AdvanceRollout{}), rolloutAction("pause"),
 		} {
 			t.Run(string(mode)+" "+ArmName(c), func(t *testing.T) {
-				w := newest(formed(t, "a"))
+				w := formed(t, "a")
 				w.place("web", "a")
 				w.ok(setMode(string(mode), "for a test"))
 				res := w.do(c)

@@ -32,5 +32,5 @@ func (t *Tx) guards(old, w *Workload) {
 // unguarded notes in w that its node may run it as something that it does not stop: what
 // the node was told before is not known, or was to keep it.
 func (t *Tx) unguarded(w *Workload) {
-	w.Unguarded = t.r.info.FeatureLevel >= 6 && w.Node != "" && w.Demand.stops()
+	w.Unguarded = w.Node != "" && w.Demand.stops()
 }

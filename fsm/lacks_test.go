@@ -38,11 +38,6 @@ func TestANodeThatLacksARuntime(t *testing.T) {
 			is(t, "runs", w.node("a").Runs("container"), true)
 		}},
 	} {
-		t.Run(f.name, func(t *testing.T) { f.run(t, level5(formed(t, "a", "b"))) })
+		t.Run(f.name, func(t *testing.T) { f.run(t, formed(t, "a", "b")) })
 	}
-	prove(t, []fact{{"below level 5 nothing is noted", func(t *testing.T, w *world) {
-		w.place("web", "a")
-		w.ok(refusal(w, CodeRuntimeNotOffered))
-		is(t, "runs", w.node("a").Runs("container"), true)
-	}}})
 }

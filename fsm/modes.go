@@ -63,62 +63,50 @@ var armRules = [...]armRule{
 	{"remove_replica", 42, 1, false, Allowed},
 	{"set_feature_level", 43, 1, false, Allowed},
 	{"barrier", 44, 0, false, Allowed},
-	{"mirror_attached", 45, 2, false, Allowed},
-	{"pin_cluster_key", 50, 3, false, Allowed},
-	{"put_authority", 51, 3, false, Allowed},
-	{"drop_authority", 52, 3, false, Allowed},
-	{"put_token", 53, 3, false, Allowed},
-	{"drop_token", 54, 3, false, Allowed},
-	{"admit", 55, 3, false, Allowed},
-	{"revoke", 56, 3, false, Allowed},
-	{"audit", 57, 3, false, Allowed},
-	{"forgive_failures", 60, 5, true, Refused},
-	{"record_actions", 61, 5, true, Refused},
-	{"set_drifts", 62, 5, true, Refused},
-	{"adopt_drift", 63, 5, false, Refused},
-	{"drop_orphan", 64, 5, false, Refused},
+	{"mirror_attached", 45, 1, false, Allowed},
+	{"pin_cluster_key", 50, 1, false, Allowed},
+	{"put_authority", 51, 1, false, Allowed},
+	{"drop_authority", 52, 1, false, Allowed},
+	{"put_token", 53, 1, false, Allowed},
+	{"drop_token", 54, 1, false, Allowed},
+	{"admit", 55, 1, false, Allowed},
+	{"revoke", 56, 1, false, Allowed},
+	{"audit", 57, 1, false, Allowed},
+	{"forgive_failures", 60, 1, true, Refused},
+	{"record_actions", 61, 1, true, Refused},
+	{"set_drifts", 62, 1, true, Refused},
+	{"adopt_drift", 63, 1, false, Refused},
+	{"drop_orphan", 64, 1, false, Refused},
 
-	{"set_gossip_ring", 90, 6, false, Allowed},
+	{"set_gossip_ring", 90, 1, false, Allowed},
 
-	{"put_namespace", 110, 6, false, Refused},
-	{"delete_namespace", 111, 6, false, Refused},
+	{"put_namespace", 110, 1, false, Refused},
+	{"delete_namespace", 111, 1, false, Refused},
 
-	{"advance_rollout", 150, 6, true, Refused},
-	{"set_rollout", 151, 6, false, Refused},
+	{"advance_rollout", 150, 1, true, Refused},
+	{"set_rollout", 151, 1, false, Refused},
 }
 
-// FeatureLevel is the highest that this version understands.
-//
-//	1  the first
-//	2  mirror_attached; set_mode remembers that a person asked (pinned)
-//	3  what trust.go holds; where a call came from, and a line of history for each
-//	4  what tombstones.go remembers of deleted workloads; who may take a lost node's place, and
-//	   what lifts its fence; Missing proves nothing
-//	5  failures.go: they count until a workload has run for a while; what agents did;
-//	   drifts.go: where nodes differ from the state; ports.go: host ports stay held until
-//	   what binds them is replaced.
-//	   It changes what a report does, which recorded logs of level 4 must not notice
-//	6  stops.go: a stop that was refused is not done;
-//	   trust.go keeps the sessions that people open in workloads, and the keys of gossip;
-//	   names of ports and health of workloads, for DNS; more that is reported by audit;
-//	   guarded.go: who stops what runs on a lost node, and within which time;
-//	   namespaces.go; each.go judges several workloads of a command each by itself;
-//	   revisions.go keeps former specifications;
-//	   rollouts.go changes a group a few members at a time;
-//	   bounds/ bounds what a node says of itself
-const FeatureLevel = 6
+// FeatureLevel is the highest feature level that this version understands. A command of a
+// level above the cluster's is refused, because a replica that does not know a command stops
+// at it. The leader raises the cluster's level once every replica has announced the new one.
+// A change of what an existing command does needs a new level too: replicas that differ in it
+// would diverge.
+const FeatureLevel = 1
 
-func (a arm) rule() armRule {
-	for i := range armRules {
-		if armRules[i].name == a {
-			return armRules[i]
+func (a arm) rule() armRule { return ruleOf(armRules[:], a) }
+
+// ruleOf finds the rule of a command in a table.
+func ruleOf(rules []armRule, a arm) armRule {
+	for i := range rules {
+		if rules[i].name == a {
+			return rules[i]
 		}
 	}
-	// Nothing is known of it: no cluster is at this level, no mode allows it.
+	// This version does not know the command: no cluster reaches this level, and no mode allows it.
 	return armRule{name: a, level: FeatureLevel + 1, frozen: Refused}
 }
 
-func (a arm) level() uint32 { return a.rule().level }
 func (a arm) planned() bool { return a.rule().planned }
 
 // armOf names the alternative that is set, "" if none.

@@ -293,14 +293,6 @@ func quoted(s string) string { return `"` + clipTo(s, clipped) + `"` }
 // whether whoever asked may act there, and Fits.
 func (t *Tx) admits(b *commandv1.PutWorkloads, olds, leaving []*Workload) (Result, bool) {
 	puts := b.GetWorkloads()
-	if t.r.info.FeatureLevel < 6 {
-		for _, p := range puts {
-			if stored(p.GetNamespace()) != "" {
-				return refuse(Unsupported, "workload %s: a namespace needs feature level 6, the cluster is at %d", p.GetId(), t.r.info.FeatureLevel), false
-			}
-		}
-		return Result{}, true
-	}
 	for i, p := range puts {
 		old := olds[i]
 		if res, ok := t.may(p.GetId(), namespaceOf(p, old)); !ok {
@@ -540,7 +532,6 @@ func (t *Tx) namespaces(backup, present State) {
 
 func (c *checker) namespaces() {
 	r := c.s.r
-	c.must(r.info.FeatureLevel >= 6 || r.namespaces.Len() == 0, "feature level %d and %d namespaces", r.info.FeatureLevel, r.namespaces.Len())
 	r.namespaces.Scan(func(name string, n *Namespace) bool {
 		c.must(n.Name == name && n.fault() == "", "namespace %q is stored under %q: %s", clip(n.Name), clip(name), n.fault())
 		c.must(slices.IsSorted(n.Users) && len(slices.Compact(slices.Clone(n.Users))) == len(n.Users), "namespace %s names users %v", clip(name), n.Users)

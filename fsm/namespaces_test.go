@@ -50,7 +50,7 @@ func confined(c Command, namespaces ...string) Command {
 }
 
 func spaced(t testing.TB) *world {
-	w := newest(formed(t, "n"))
+	w := formed(t, "n")
 	w.ok(putNamespace("a", limits(2000, 0, 0, 3)))
 	w.ok(putNamespace("b"))
 	return w
@@ -76,7 +76,7 @@ func TestNamespaceOfAWorkload(t *testing.T) {
 // TestNamespaceVersions: a record that was made from another one than the present changes
 // nothing.
 func TestNamespaceVersions(t *testing.T) {
-	w := newest(formed(t, "n"))
+	w := formed(t, "n")
 	version := func() uint64 {
 		n, _ := w.s.Namespace("a")
 		return n.ModifyIndex
@@ -265,7 +265,7 @@ func TestNamespacesAreListedInOrder(t *testing.T) {
 		w.s.Namespaces(func(n *Namespace) bool { out = append(out, n.Name); return len(out) < most })
 		return out
 	}
-	w := newest(formed(t))
+	w := formed(t)
 	is(t, "none was made", slices.Equal(names(w, 9), []string{"default"}), true)
 	w.ok(putNamespace("a"))
 	is(t, "default last", slices.Equal(names(w, 9), []string{"a", "default"}), true)

@@ -12,16 +12,13 @@ import (
 // registerNode stores what a node says of itself and makes it Up. Equal facts of
 // a node that is Up change nothing.
 func (t *Tx) registerNode(b *commandv1.RegisterNode) Result {
-	if wrong := bounds.OversizedNode(b); wrong != "" && t.r.info.FeatureLevel >= 6 {
+	if wrong := bounds.OversizedNode(b); wrong != "" {
 		return refuse(Invalid, "%s", wrong)
 	}
 	if fault := bounds.NodeFault(b); fault != "" {
 		return refuse(Invalid, "%s", fault)
 	}
 	facts := factsOf(b)
-	if t.r.info.FeatureLevel < 6 {
-		facts.FenceBound = 0
-	}
 	facts.normalise()
 	clock := t.r.info.Clock
 	old, ok := t.r.nodes.Get(b.GetId())
@@ -72,7 +69,7 @@ func (t *Tx) registerNode(b *commandv1.RegisterNode) Result {
 // then.
 func (t *Tx) lacks(n *Node, w *Workload) *Node {
 	kind := w.Demand.Type
-	if t.r.info.FeatureLevel < 5 || w.Actual.Code != CodeRuntimeNotOffered || slices.Contains(n.Lacks, kind) {
+	if w.Actual.Code != CodeRuntimeNotOffered || slices.Contains(n.Lacks, kind) {
 		return n
 	}
 	next := *n
@@ -89,7 +86,7 @@ func (t *Tx) lacks(n *Node, w *Workload) *Node {
 // agent that lost its file is on the same engine, and finds there what runs.
 func (t *Tx) heldFor(old *Node, facts *NodeFacts) (id string) {
 	was := &old.Facts
-	if t.r.info.FeatureLevel < 4 || old.Fenced || was.InstanceID == "" || was.InstanceID == facts.InstanceID ||
+	if old.Fenced || was.InstanceID == "" || was.InstanceID == facts.InstanceID ||
 		was.EngineID != "" && was.EngineID == facts.EngineID {
 		return ""
 	}
@@ -131,7 +128,7 @@ func (t *Tx) setNodeStates(b *commandv1.SetNodeStates) Result {
 		if old.Up == s.GetUp() {
 			continue
 		}
-		if s.GetUp() && old.Fenced && t.r.info.FeatureLevel >= 4 {
+		if s.GetUp() && old.Fenced {
 			res.skip(fmt.Sprintf("node %q is fenced: a heartbeat does not bring it back, a registration does", old.ID))
 			continue
 		}

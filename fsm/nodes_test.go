@@ -106,16 +106,9 @@ func TestRegisterNode(t *testing.T) {
 		{"a long version", func(n *commandv1.RegisterNode) { n.AgentVersion = long }, []string{"agent_version", "1025", "1024"}},
 	} {
 		t.Run("refuses "+c.name, func(t *testing.T) {
-			refused(t, newest(formed(t)).do(register("c", c.opt)), Invalid, c.names...)
+			refused(t, formed(t).do(register("c", c.opt)), Invalid, c.names...)
 		})
 	}
-}
-
-// Logs of earlier levels may hold registrations of any size.
-func TestNodesWereNotBounded(t *testing.T) {
-	w := formed(t)
-	w.ok(register("c", func(n *commandv1.RegisterNode) { n.AgentVersion = strings.Repeat("x", 1025) }))
-	is(t, "version", len(w.node("c").Facts.AgentVersion), 1025)
 }
 
 // A lost machine may run something exclusive: its id is not another's to take.
@@ -175,7 +168,7 @@ func TestRegisterInPlaceOfALostNode(t *testing.T) {
 			w.ok(register("a", other, engine("engine-z")))
 		}},
 	} {
-		t.Run(f.name, func(t *testing.T) { f.run(t, level4(formed(t, "a", "b"))) })
+		t.Run(f.name, func(t *testing.T) { f.run(t, formed(t, "a", "b")) })
 	}
 }
 
@@ -207,7 +200,6 @@ func TestNodeStates(t *testing.T) {
 			is(t, "reason", w.workload("db").Reason.Code, CodeNodeLost)
 		}},
 		{"what its node has not accepted as to be stopped is kept, until it has", func(t *testing.T, w *world) {
-			level6(w)
 			w.ok(register("c", fencing))
 			is(t, "bound", w.node("c").Facts.FenceBound, 9)
 			w.place("db", "c", exclusive)
@@ -234,20 +226,14 @@ func TestNodeStates(t *testing.T) {
 			is(t, "new", w.workload("new").Status, StatusScheduled)
 			is(t, "event", w.eventOf(EventNodeReady).Node, "a")
 		}},
-		{"a node that returns loses its fence", func(t *testing.T, w *world) {
-			w.ok(nodeState("a", false))
-			w.ok(fence("a"))
-			w.ok(nodeState("a", true))
-			is(t, "fenced", w.node("a").Fenced, false)
-		}},
-		{"from level 4 on, only a registration lifts a fence", func(t *testing.T, w *world) {
-			level4(w)
+		{"only a registration lifts a fence", func(t *testing.T, w *world) {
 			w.ok(nodeState("a", false))
 			w.ok(fence("a"))
 			skipped(t, w.do(nodeState("a", true)), "a", "fenced", "registration")
 			is(t, "up", w.node("a").Up, false)
 			w.ok(register("a"))
 			is(t, "up", w.node("a").Up, true)
+			is(t, "fenced", w.node("a").Fenced, false)
 		}},
 		{"the same state again changes nothing", func(t *testing.T, w *world) {
 			w.ok(nodeState("a", true))

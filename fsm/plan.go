@@ -172,14 +172,12 @@ func (t *Tx) evict(b *commandv1.Evict) (res Result) {
 // while it starts lists nothing, and what is started by itself afterwards is there
 // again. It takes the answer to a delete, which also promises to obey nothing
 // older (contract/semantics section 5: no re-placing at the first missing signal).
-// Below feature level 4 Missing did count.
 func (t *Tx) mayBeGone(w *Workload) bool {
 	if !w.Demand.Exclusive {
 		return true
 	}
 	n := t.nodeOf(w)
-	missing := t.r.info.FeatureLevel < 4 && w.Actual.State == ActualMissing
-	return n.Fenced || missing || (!n.Up && !keepsOnLostLease(w, n))
+	return n.Fenced || (!n.Up && !keepsOnLostLease(w, n))
 }
 
 // scheduleRetries stores a backoff, sends a new order at once, or gives up.
@@ -213,12 +211,10 @@ func (t *Tx) scheduleRetries(b *commandv1.ScheduleRetries) (res Result) {
 			if w.Reason.Code == "" {
 				w.Reason.Code = CodeExhausted
 			}
-			if t.r.info.FeatureLevel >= 5 {
-				w.Retry.Verdict = Verdict{w.Reason.Code, w.Reason.Message}
-			}
+			w.Retry.Verdict = Verdict{w.Reason.Code, w.Reason.Message}
 		case r.GetNextAt() > 0:
 			w.Retry.NextAt = r.GetNextAt()
-			if t.r.info.FeatureLevel >= 6 && w.Reason.Code == CodeExhausted && old.Retry.Attempts < old.Retry.MaxAttempts {
+			if w.Reason.Code == CodeExhausted && old.Retry.Attempts < old.Retry.MaxAttempts {
 				e.Type = EventWorkloadFailed // said once: a stop goes on being tried, see stops.go
 			}
 			if w.Reason.Code == "" {
@@ -252,7 +248,7 @@ func (t *Tx) explainUnplaced(b *commandv1.ExplainUnplaced) (res Result) {
 		if old.Reason.Code == u.GetCode() && old.Reason.Message == u.GetMessage() {
 			continue
 		}
-		if u.GetCode() == CodeDispatchFailed && old.Acknowledged && t.r.info.FeatureLevel >= 6 {
+		if u.GetCode() == CodeDispatchFailed && old.Acknowledged {
 			res.skip("node " + old.Node + " has been told: it accepted the order")
 			continue
 		}

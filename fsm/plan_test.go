@@ -198,13 +198,7 @@ func TestEvict(t *testing.T) {
 			w.ok(nodeState("a", false))
 			skipped(t, w.do(w.evict("db", CodeNodeLost, true)), "db", "fenced")
 		}},
-		{"an exclusive workload that its node misses is gone", func(t *testing.T, w *world) {
-			w.place("db", "a", exclusive)
-			w.ok(w.says("db", "Missing"))
-			w.ok(w.evict("db", CodeMissing, true))
-		}},
-		{"from level 4 on, that its node misses it proves nothing", func(t *testing.T, w *world) {
-			level4(w)
+		{"an exclusive workload that its node reports missing may still run there", func(t *testing.T, w *world) {
 			w.place("db", "a", exclusive)
 			w.ok(w.says("db", "Missing"))
 			skipped(t, w.do(w.evict("db", CodeMissing, true)), "db", "fenced")
@@ -269,12 +263,12 @@ func TestScheduleRetries(t *testing.T) {
 			is(t, "terminal", w.workload("web").Retry.Terminal, true)
 			is(t, "event", w.eventOf(EventWorkloadFailed).Details[0], Label{"attempts", "5"})
 		}},
-		{"a success after giving up counts", func(t *testing.T, w *world) {
+		{"a success after giving up shows, and the verdict stays until the failures are forgotten", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(w.retry("web", 5, 0, true))
 			w.run("web")
 			is(t, "status", w.workload("web").Status, StatusRunning)
-			is(t, "terminal", w.workload("web").Retry.Terminal, false)
+			is(t, "terminal", w.workload("web").Retry.Terminal, true)
 		}},
 		{"skips another generation", func(t *testing.T, w *world) {
 			w.place("web", "a")
@@ -308,8 +302,6 @@ func TestExplainUnplaced(t *testing.T) {
 			skipped(t, w.do(explain("web", CodeUnplaced, "none", nil)), "generation")
 		}},
 		{"that an accepted order could not be told is late news", func(t *testing.T, w *world) {
-			w.ok(putReplica("r1", FeatureLevel))
-			w.ok(setLevel(FeatureLevel))
 			w.place("web", "a")
 			told := explain("web", CodeDispatchFailed, "could not be told", w.generation("web"))
 			w.ok(told)
@@ -427,13 +419,14 @@ func TestReport(t *testing.T) {
 			is(t, "status", w.workload("web").Status, StatusRetryPending)
 			is(t, "reason", w.workload("web").Reason.Code, CodeBackoff)
 		}},
-		{"success forgets failures and ends a backoff", func(t *testing.T, w *world) {
+		{"success ends a backoff, and failures count on", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(w.says("web", "Failed"))
 			w.ok(w.retry("web", 1, w.now+minute, false))
 			w.run("web")
 			is(t, "status", w.workload("web").Status, StatusRunning)
-			is(t, "retry", w.workload("web").Retry, Retry{MaxAttempts: DefaultMaxAttempts})
+			is(t, "next", w.workload("web").Retry.NextAt, 0)
+			is(t, "attempts", w.workload("web").Retry.Attempts, 1)
 			is(t, "reason", w.workload("web").Reason, Reason{})
 		}},
 		{"a refused order is a failure", func(t *testing.T, w *world) {

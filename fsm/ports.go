@@ -10,23 +10,21 @@ import (
 // order that changes a workload's ports frees the former ones only when the agent
 // has carried it out: until then they stay claimed (Workload.FormerPorts), before
 // all who want them, and go into the residual if the workload leaves its node
-// meanwhile. So nobody is told to bind what is still bound. Feature level 5.
+// meanwhile. So nobody is told to bind what is still bound.
 
 // holdPorts has the copy w of a placed record go on to hold ports that an instance
 // of it may have bound.
 func (t *Tx) holdPorts(w *Workload, bound []HostPort) {
-	if t.r.info.FeatureLevel >= 5 {
-		w.FormerPorts = united(w.FormerPorts, bound)
-	}
+	w.FormerPorts = united(w.FormerPorts, bound)
 }
 
 // portsAfter lets go of former ports by what a node says of the present order: it
-// is carried out and what it replaces is gone, or all of it is (from level 6 on), or it has failed
+// is carried out and what it replaces is gone, or all of it is, or it has failed
 // and the ports that are named are those of the former instance, which goes on.
-func (w *Workload) portsAfter(state Actual, refused bool, level uint32) {
+func (w *Workload) portsAfter(state Actual, refused bool) {
 	switch {
 	case len(w.FormerPorts) == 0:
-	case state == ActualRunning, state == ActualStopped, state == ActualMissing && level >= 6:
+	case state == ActualRunning, state == ActualStopped, state == ActualMissing:
 		w.FormerPorts = nil
 	case state == ActualFailed && !refused:
 		var still []HostPort

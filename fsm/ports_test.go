@@ -7,13 +7,6 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// level5 is a world at the feature level of its name.
-func level5(w *world) *world {
-	w.ok(putReplica("r1", 5))
-	w.ok(setLevel(5))
-	return w
-}
-
 func TestFormerPorts(t *testing.T) {
 	holder := func(w *world, port uint16) string {
 		id, _ := w.s.PortHolder("node:a", HostPort{port, "tcp"})
@@ -52,9 +45,9 @@ func TestFormerPorts(t *testing.T) {
 			w.ok(w.says("web", "Stopped"))
 			is(t, "80", holder(w, 80), "")
 		}},
-		{"are held while it is pending, missing or unknown", func(t *testing.T, w *world) {
+		{"are held while it is pending or unknown", func(t *testing.T, w *world) {
 			changed(w)
-			for _, state := range []string{"Pending", "Missing", "Unknown"} {
+			for _, state := range []string{"Pending", "Unknown"} {
 				w.ok(w.says("web", state))
 				is(t, state, holder(w, 80), "web")
 			}
@@ -68,12 +61,6 @@ func TestFormerPorts(t *testing.T) {
 		}},
 		{"of one that its node has lost are held by nobody", func(t *testing.T, w *world) {
 			changed(w)
-			w.ok(w.says("web", "Missing"))
-			is(t, "80, before level 6", holder(w, 80), "web")
-			w.ok(putReplica("r1", FeatureLevel))
-			w.ok(setLevel(FeatureLevel))
-			w.ok(w.says("web", "Pending"))
-			is(t, "80, of what may yet be replaced", holder(w, 80), "web")
 			w.ok(w.says("web", "Missing"))
 			is(t, "80", holder(w, 80), "")
 		}},
@@ -128,10 +115,6 @@ func TestFormerPorts(t *testing.T) {
 			is(t, "80", holder(w, 80), "late")
 		}},
 	} {
-		t.Run(f.name, func(t *testing.T) { f.run(t, level5(formed(t, "a", "b"))) })
+		t.Run(f.name, func(t *testing.T) { f.run(t, formed(t, "a", "b")) })
 	}
-	prove(t, []fact{{"below level 5 are free at once", func(t *testing.T, w *world) {
-		changed(w)
-		is(t, "80", holder(w, 80), "")
-	}}})
 }

@@ -29,7 +29,7 @@ func (t *Tx) putWorkloads(b *commandv1.PutWorkloads) Result {
 	if fault := t.putsFault(puts, b.GetGroupOf()); fault != "" {
 		return refuse(Invalid, "%s", fault)
 	}
-	if u := b.GetUpdate(); u != nil && t.r.info.FeatureLevel >= 6 && rollout.PolicyOf(u).Fault() != "" {
+	if u := b.GetUpdate(); u != nil && rollout.PolicyOf(u).Fault() != "" {
 		return refuse(Invalid, "update.%s", rollout.PolicyOf(u).Fault())
 	}
 	extra := Surplus(t.state(), b)
@@ -56,7 +56,7 @@ func (t *Tx) putWorkloads(b *commandv1.PutWorkloads) Result {
 // putsFault names what is wrong with puts as such.
 func (t *Tx) putsFault(puts []*commandv1.WorkloadPut, group string) string {
 	fault := bounds.PutsFault(puts, group)
-	if fault == "" && t.r.info.FeatureLevel >= 6 {
+	if fault == "" {
 		fault = bounds.PortNamesFault(puts)
 	}
 	return fault
@@ -220,9 +220,6 @@ func (t *Tx) putOne(p *commandv1.WorkloadPut, old *Workload) Item {
 // demanded is the demand of p, that of the record before where it is the same.
 func (t *Tx) demanded(p *commandv1.WorkloadPut, old *Workload) *Demand {
 	d := demandValue(p.GetDemand())
-	if t.r.info.FeatureLevel < 6 {
-		d.PortNames = nil
-	}
 	if old != nil && demandEqual(old.Demand, &d) {
 		return old.Demand
 	}
@@ -267,7 +264,7 @@ func (t *Tx) setDesired(b *commandv1.SetDesired) Result {
 		return res
 	case old.Desired == DesiredDeleted:
 		return refuse(Conflict, "workload %q is being deleted: apply it again to keep it", old.ID)
-	case old.Desired == desired && !(old.Diverged() && t.r.info.FeatureLevel >= 6):
+	case old.Desired == desired && !old.Diverged():
 		item := itemOf(old)
 		item.Unchanged = true
 		return Result{Kind: AlreadyDone, Items: []Item{item}}

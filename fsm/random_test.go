@@ -267,15 +267,8 @@ func (g *stream) command(s State) Command {
 	return c
 }
 
-// start is a formed cluster with two nodes, at the lowest or the present level.
-func start(rt *rapid.T, t testing.TB) State {
-	w := formed(t, "a", "b")
-	if rapid.Bool().Draw(rt, "present level") {
-		w.ok(putReplica("r1", FeatureLevel))
-		w.ok(setLevel(FeatureLevel))
-	}
-	return w.s
-}
+// start is a formed cluster with two nodes.
+func start(t testing.TB) State { return formed(t, "a", "b").s }
 
 // TestRandomStreams applies random commands to one state and checks, after every
 // one, all invariants, and that a refusal left the records alone.
@@ -283,7 +276,7 @@ func TestRandomStreams(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		s := New()
 		if rapid.Bool().Draw(rt, "formed") {
-			s = start(rt, t)
+			s = start(t)
 		}
 		g := &stream{rt: rt, now: epoch0 + minute}
 		for i := range rapid.IntRange(1, 60).Draw(rt, "steps") {
@@ -419,7 +412,7 @@ func checkChanges(rt *rapid.T, before, after State, changes []Change) {
 // so does the log in batches of any size, read back from its bytes.
 func TestReplayFromAnyPrefix(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		s := start(rt, t)
+		s := start(t)
 		g := &stream{rt: rt, now: epoch0 + minute}
 		states := []State{s}
 		var log []Command
@@ -454,7 +447,7 @@ func TestReplayFromAnyPrefix(t *testing.T) {
 // TestOneTxOrMany: commands in one transaction judge as they would one by one.
 func TestOneTxOrMany(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		one := start(rt, t)
+		one := start(t)
 		tx := one.Begin()
 		many := one
 		g := &stream{rt: rt, now: epoch0 + minute}

@@ -82,20 +82,17 @@ func (t *Tx) once(c Command) Result {
 	}
 	info := &t.r.info
 	if ms := receipts.MintedAt(id); ms <= info.ReceiptsDroppedUntil {
-		res := refuse(TooOld, "request: minted at %s, answers are kept only since %s; send it again under a new id",
-			clockText(ms*1e6), clockText(info.ReceiptsDroppedUntil*1e6))
-		if info.FeatureLevel >= 6 { // a clock that is behind mints nothing else
-			res.Reason += ", or set the client's clock, if that is not when it was sent (the cluster's: " + clockText(info.Clock) + ")"
-		}
-		return t.stamp(res)
+		// A client whose clock is behind makes no other ids.
+		return t.stamp(refuse(TooOld, "request: minted at %s, answers are kept only since %s; send it again under a new id"+
+			", or set the client's clock, if that is not when it was sent (the cluster's: %s)",
+			clockText(ms*1e6), clockText(info.ReceiptsDroppedUntil*1e6), clockText(info.Clock)))
 	} else if info.Clock > 0 && ms > (info.Clock+int64(RequestSkew))/1e6 {
 		return t.stamp(refuse(Invalid, "request: minted at %s, more than %s ahead of the cluster's clock (%s); set the client's clock",
 			clockText(ms*1e6), RequestSkew, clockText(info.Clock)))
 	}
 	res := t.stamp(t.judgeAudited(c))
-	if info.FeatureLevel >= 6 { // as a snapshot has it: receipts are counted by their bytes
-		res.Reason = strings.ToValidUTF8(res.Reason, "")
-	}
+	// Receipts are bounded by their bytes, so every replica must keep the bytes that a snapshot holds.
+	res.Reason = strings.ToValidUTF8(res.Reason, "")
 	if res.Kind != Frozen {
 		t.keep(receipts.Receipt{Request: id, At: info.Clock, Answer: t.outcomes.of(&res)})
 	}
@@ -128,11 +125,7 @@ func (t *Tx) keep(rc receipts.Receipt) {
 	info, queue := &t.r.info, t.ownReceipts()
 	rc.Seq = info.ReceiptSeq + 1
 	queue.Append(rc)
-	keep := t.retention
-	if info.FeatureLevel < 6 {
-		keep.MaxBytes = 0
-	}
-	info.ReceiptsDroppedUntil = max(info.ReceiptsDroppedUntil, queue.Trim(info.Clock, keep))
+	info.ReceiptsDroppedUntil = max(info.ReceiptsDroppedUntil, queue.Trim(info.Clock, t.retention))
 	info.ReceiptSeq = queue.Last()
 }
 

@@ -48,7 +48,7 @@ func (t *Tx) reportOne(r *commandv1.WorkloadReport) bool {
 	}
 	state := Actual(r.GetState())
 	switch {
-	case r.GetRefused() && old.Desired == DesiredStopped && t.r.info.FeatureLevel >= 6:
+	case r.GetRefused() && old.Desired == DesiredStopped:
 		state = old.afterRefusal()
 	case r.GetRefused():
 		state = ActualFailed
@@ -117,7 +117,7 @@ func (t *Tx) observe(old *Workload, r *commandv1.WorkloadReport, state Actual) {
 	if !r.GetRefused() {
 		w.Unguarded = false
 	}
-	if !old.Acknowledged && t.r.info.FeatureLevel >= 5 {
+	if !old.Acknowledged {
 		w.AcknowledgedAt = clock
 	}
 	if state != ActualNone {
@@ -132,9 +132,7 @@ func (t *Tx) observe(old *Workload, r *commandv1.WorkloadReport, state Actual) {
 			Addresses:    convert(r.GetAddresses(), func(s string) string { return s }),
 			Ports:        convert(r.GetPorts(), portBindingOf),
 			At:           r.GetObservedAt(),
-		}
-		if t.r.info.FeatureLevel >= 6 {
-			w.Actual.Health = r.GetHealth()
+			Health:       r.GetHealth(),
 		}
 		if r.GetRefused() && w.Actual.Code == "" {
 			w.Actual.Code = CodeApplyRefused
@@ -146,23 +144,13 @@ func (t *Tx) observe(old *Workload, r *commandv1.WorkloadReport, state Actual) {
 	if old.Acknowledged && observationEqual(old.Actual, w.Actual) {
 		return
 	}
-	if t.r.info.FeatureLevel < 6 || w.Desired != DesiredStopped || state != ActualRunning { // what runs on binds what it did
-		w.portsAfter(state, r.GetRefused(), t.r.info.FeatureLevel)
+	if w.Desired != DesiredStopped || state != ActualRunning { // an instance that runs on keeps its ports
+		w.portsAfter(state, r.GetRefused())
 	}
-	if t.r.info.FeatureLevel >= 5 {
-		if t.r.info.FeatureLevel >= 6 && w.Desired == DesiredStopped && stopped(state) {
-			w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts}
-		} else {
-			w.Retry.observed(&w, old.Actual.RestartCount, state, clock)
-		}
+	if w.Desired == DesiredStopped && stopped(state) {
+		w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts}
 	} else {
-		switch {
-		case state == ActualFailed && w.Retry.FirstFailureAt == 0:
-			w.Retry.FirstFailureAt = clock
-		case state == ActualRunning && w.Desired == DesiredRunning,
-			state == ActualStopped && w.Desired == DesiredStopped:
-			w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts}
-		}
+		w.Retry.observed(&w, old.Actual.RestartCount, state, clock)
 	}
 	// A backoff or a final verdict keeps the reason that the planner gave it.
 	if w.Retry.NextAt == 0 && !w.Retry.Terminal {

@@ -253,7 +253,7 @@ func (t *Tx) past(sides ...State) {
 		var h *history
 		for _, s := range sides {
 			had, ok := s.r.workloads.Get(w.ID)
-			if ok && t.r.info.FeatureLevel >= 6 && had.history != nil && had.Content == w.Content {
+			if ok && had.history != nil && had.Content == w.Content {
 				h = had.history
 				break
 			}
@@ -324,7 +324,7 @@ func (t *Tx) returning(old *Workload, present State) *Workload {
 // had then. The node that says so was told more than this state knows, and what
 // it was told last is where the workload is.
 func (w *Workload) NewerThanState(said Generation, now Info) bool {
-	return now.FeatureLevel >= 2 && said.Incarnation < now.Incarnation && w.Generation.Less(said) && w.Desired != DesiredDeleted
+	return said.Incarnation < now.Incarnation && w.Generation.Less(said) && w.Desired != DesiredDeleted
 }
 
 // catchUp binds w to the node that was told more, with a new order, so that it is
@@ -349,9 +349,8 @@ func (t *Tx) catchUp(old *Workload, r reporter) bool {
 	w.Generation = t.generation()
 	w.Acknowledged, w.AcknowledgedAt = false, 0
 	w.Reason = Reason{}
-	if t.r.info.FeatureLevel >= 6 { // of what was told before: an order is due, and none is given to what was given up
-		w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts}
-	}
+	// The failures were those of an earlier order. A workload that was given up would get no order.
+	w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts}
 	t.putWorkload(old, &w)
 	t.event(Event{Type: EventWorkloadScheduled, Workload: w.ID, Node: n.ID, Reason: CodeFoundThere, Message: "found there after a restore"})
 	return true

@@ -89,7 +89,6 @@ func TestRestored(t *testing.T) {
 			is(t, "b is draining", b.Draining, true)
 		}},
 		{"of a node that was fenced since nothing is left, and what it was to delete is remembered", func(t *testing.T, w *world) {
-			newest(w)
 			w.place("web", "a")
 			w.run("web")
 			w.ok(w.evict("web", CodeDraining, false))
@@ -267,8 +266,6 @@ func TestNodeWasToldMore(t *testing.T) {
 	}
 	build := func(t *testing.T, opts ...func(*commandv1.WorkloadPut)) *world {
 		w := formed(t, "a", "b")
-		w.ok(putReplica("r1", 2))
-		w.ok(setLevel(2))
 		w.place("web", "a", opts...)
 		w.run("web")
 		return w.wentOn(w.s.Recovered("none", RestoreInfo{At: later}))
@@ -290,8 +287,6 @@ func TestNodeWasToldMore(t *testing.T) {
 			is(t, "incarnation", x.Generation.Incarnation, w.s.Info().Incarnation)
 		}},
 		{"one that was given up before is ordered as well", func(t *testing.T, w *world) {
-			w.ok(putReplica("r1", FeatureLevel))
-			w.ok(setLevel(FeatureLevel))
 			w.ok(w.retry("web", 5, 0, true))
 			w.ok(says("a", ahead(w)))
 			is(t, "given up", w.workload("web").Retry.Terminal, false)
@@ -368,7 +363,7 @@ func TestUnguardedUntilAccepted(t *testing.T) {
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newest(formed(t, "b"))
+			w := formed(t, "b")
 			w.ok(register("a", fencing))
 			w = c.run(t, w)
 			w.now = max(w.now, w.s.Info().Clock)
@@ -409,7 +404,7 @@ func assembled(t *testing.T, s State) State {
 }
 
 func TestSomethingUnguardedComesBack(t *testing.T) {
-	w := newest(formed(t, "b"))
+	w := formed(t, "b")
 	w.ok(register("a", fencing))
 	w.place("db", "a", exclusive)
 	w.run("db")

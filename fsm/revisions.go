@@ -9,7 +9,7 @@ import (
 // Revisions. A workload's former specifications are kept for a while, so that
 // people can see what changed, and go back. They decide nothing: no command is
 // judged by them, and the digest does not fold them, because they follow from
-// records that it does fold. Feature level 6; before it, nothing is kept.
+// records that it does fold.
 
 // What is kept of one workload, beside its present specification.
 const (
@@ -83,7 +83,7 @@ func (w *Workload) revisions() (out []Revision) {
 
 // revise keeps the specification of old, which that of its copy w replaces.
 func (t *Tx) revise(old, w *Workload) {
-	if t.r.info.FeatureLevel < 6 || old.Content == w.Content {
+	if old.Content == w.Content {
 		return
 	}
 	last := old.present()
@@ -124,8 +124,6 @@ func (c *checker) revisions() {
 			c.must(len(r.Spec) == int(w.history.sizes[i]), "revision %d of %s has %d bytes, noted are %d", i, w.ID, len(r.Spec), w.history.sizes[i])
 			c.must(r.Number > 0 && r.Number+uint64(len(list)-i) == w.history.number, "revision %d of %s is number %d, the present one %d", i, w.ID, r.Number, w.history.number)
 		}
-		level := c.s.r.info.FeatureLevel
-		c.must(level >= 6, "revisions of %s at feature level %d", w.ID, level)
 		c.must(size <= MaxRevisionBytes, "workload %s has %d bytes of former revisions", w.ID, size)
 		return true
 	})

@@ -27,7 +27,7 @@ func told(list []Revision) string {
 }
 
 func TestRevisions(t *testing.T) {
-	w := newest(formed(t, "a"))
+	w := formed(t, "a")
 	w.ok(revised(1, 9))
 	is(t, "of one that never changed", told(w.s.Revisions("web")), "1:1:")
 	w.bind("web", "a")
@@ -65,16 +65,11 @@ func TestRevisions(t *testing.T) {
 	w.ok(revised(1, 9))
 	is(t, "of another with the id of a deleted one", told(w.s.Revisions("web")), "1:1:")
 	is(t, "of none", len(w.s.Revisions("none")), 0)
-
-	before := formed(t, "a")
-	before.ok(revised(1, 9))
-	before.ok(revised(2, 9))
-	is(t, "before the feature level", told(before.s.Revisions("web")), "1:2:")
 }
 
 // A restored cluster has the history of the specification that it has.
 func TestRevisionsComeBack(t *testing.T) {
-	w := newest(formed(t, "a"))
+	w := formed(t, "a")
 	w.ok(revised(1, 9))
 	w.ok(revised(2, 9))
 	backup := w.s

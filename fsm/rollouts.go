@@ -12,7 +12,7 @@ import (
 // Rollouts (ADR 25): a group that was put with an update policy is changed a few members
 // at a time. The put's new specifications wait in a record beside the workloads, which are
 // in every respect what they were until their turn comes; the leader says whose turn it is,
-// and rollout.Allows judges it again here. Feature level 6.
+// and rollout.Allows judges it again here.
 
 // Rollout returns the last update of a group.
 func (s State) Rollout(group string) (*rollout.Rollout, bool) { return s.r.rollouts.Get(group) }
@@ -49,7 +49,7 @@ func (s State) Seen(id string) rollout.Seen {
 
 // rolls is the update that a put begins, or goes on with; nil: everything changes at once.
 func (t *Tx) rolls(b *commandv1.PutWorkloads) *rollout.Rollout {
-	if t.r.info.FeatureLevel < 6 || b.GetGroupOf() == "" {
+	if b.GetGroupOf() == "" {
 		return nil
 	}
 	old, active := t.r.rollouts.Get(b.GetGroupOf())
@@ -250,7 +250,7 @@ func (t *Tx) resumeRollouts() {
 // many unavailable as it may.
 func (t *Tx) held(w *Workload) bool {
 	r, ok := t.r.rollouts.Get(w.Demand.Group)
-	return ok && t.r.info.FeatureLevel >= 6 && r.Holds(t.state().Seen, w.ID)
+	return ok && r.Holds(t.state().Seen, w.ID)
 }
 
 // turn gives one member what waits for it, and leaves it stopped if it is.
@@ -455,7 +455,7 @@ func (t *Tx) rolloutEventIn(namespace, kind string, r *rollout.Rollout, why stri
 
 func (c *checker) rollouts() {
 	c.s.r.rollouts.Scan(func(group string, r *rollout.Rollout) bool {
-		c.must(r.Group == group && bounds.ValidID(group) && c.s.r.info.FeatureLevel >= 6, "rollout of %q is stored under %q", r.Group, clip(group))
+		c.must(r.Group == group && bounds.ValidID(group), "rollout of %q is stored under %q", r.Group, clip(group))
 		c.must(r.Policy.Fault() == "" && r.Sequence > 0, "rollout of %s: %s", group, r.Policy.Fault())
 		c.must(r.Phase == rollout.Running || r.Phase == rollout.Paused || r.Phase == rollout.Completed, "rollout of %s is %q", group, r.Phase)
 		for _, p := range r.Former {

@@ -2,7 +2,7 @@ package fsm
 
 import "fmt"
 
-// A stop converges as a start does (feature level 6). That a node refused to stop
+// A stop converges as a start does. That a node refused to stop
 // a workload, or failed to, says nothing of what it runs: the workload is as it was
 // known before, and the planner orders the stop again. It is never given up: what
 // is not wanted and runs on is not settled by a verdict.
@@ -37,7 +37,7 @@ func (w *Workload) Diverged() bool {
 // stopReason replaces the reason of a workload that is to be stopped and is not,
 // for something went wrong; it is "" where that is not so.
 func (t *Tx) stopReason(w *Workload, n *Node) Reason {
-	if t.r.info.FeatureLevel < 6 || w.Desired != DesiredStopped || n == nil || !n.Up || !w.Acknowledged ||
+	if w.Desired != DesiredStopped || n == nil || !n.Up || !w.Acknowledged ||
 		w.Actual.Generation != w.Generation || stopped(w.Actual.State) || w.Actual.Code == "" {
 		return Reason{}
 	}

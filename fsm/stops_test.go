@@ -6,13 +6,6 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// level6 is a world at the feature level of its name.
-func level6(w *world) *world {
-	w.ok(putReplica("r1", 6))
-	w.ok(setLevel(6))
-	return w
-}
-
 func TestRefusedStops(t *testing.T) {
 	refusal := func(w *world) Command {
 		return report(&commandv1.WorkloadReport{
@@ -20,7 +13,7 @@ func TestRefusedStops(t *testing.T) {
 		})
 	}
 	t.Run("what was to be stopped runs on", func(t *testing.T) {
-		w := level6(formed(t, "a"))
+		w := formed(t, "a")
 		w.place("web", "a", hostPort(80))
 		w.run("web")
 		w.ok(put("web", hostPort(443), func(p *commandv1.WorkloadPut) { p.Desired = "Stopped" }))
@@ -34,14 +27,14 @@ func TestRefusedStops(t *testing.T) {
 		is(t, "former ports of what is stopped", len(w.workload("web").FormerPorts), 0)
 	})
 	t.Run("of what never ran nothing is known", func(t *testing.T) {
-		w := level6(formed(t, "a"))
+		w := formed(t, "a")
 		w.place("web", "a")
 		w.ok(setDesired("web", "Stopped"))
 		w.ok(refusal(w))
 		is(t, "state", w.workload("web").Actual.State, ActualUnknown)
 	})
 	t.Run("starting what was given up begins anew, starting what runs is done", func(t *testing.T) {
-		w := level6(formed(t, "a"))
+		w := formed(t, "a")
 		w.place("web", "a")
 		w.run("web")
 		is(t, "while it runs", w.do(setDesired("web", "Running")).Kind, AlreadyDone)
@@ -53,14 +46,5 @@ func TestRefusedStops(t *testing.T) {
 		x := w.workload("web")
 		is(t, "attempts", x.Retry, Retry{MaxAttempts: DefaultMaxAttempts})
 		is(t, "ordered again", GenerationOf(g).Less(x.Generation) && !x.Acknowledged, true)
-	})
-	t.Run("before level 6 it counts as failed", func(t *testing.T) {
-		w := level5(formed(t, "a"))
-		w.place("web", "a")
-		w.run("web")
-		w.ok(setDesired("web", "Stopped"))
-		w.ok(refusal(w))
-		is(t, "state", w.workload("web").Actual.State, ActualFailed)
-		is(t, "a second stop", w.do(setDesired("web", "Stopped")).Kind, AlreadyDone)
 	})
 }

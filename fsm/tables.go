@@ -153,7 +153,7 @@ func (t *Tx) addEvent(e Event) {
 	} else if t.caller != "" {
 		e.detail("from", t.caller)
 	}
-	if t.via != "" && t.r.info.FeatureLevel >= 6 {
+	if t.via != "" {
 		e.detail("via", t.via)
 	}
 	if t.owned&ownEvents == 0 {

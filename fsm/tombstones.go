@@ -13,7 +13,6 @@ import (
 // deleted workload goes. The machine may return with its disk all the same, and
 // then runs what nobody knows. A grave is what is remembered of such a workload:
 // enough to know its ghost by, and to say until which generation it was deleted.
-// Feature level 4; before it, nothing is remembered.
 
 // MaxTombstones is how many deleted workloads are remembered; the oldest go first.
 const MaxTombstones = 10_000
@@ -80,9 +79,6 @@ func (t *Tx) haunts(r *commandv1.WorkloadReport) bool {
 
 // dig remembers a workload whose record goes.
 func (t *Tx) dig(w *Workload) {
-	if t.r.info.FeatureLevel < 4 {
-		return
-	}
 	g := &Tombstone{
 		Workload: w.ID, Generation: w.Generation, Node: w.Node, Claims: claims(w.Demand),
 		At: t.r.info.Clock, Index: t.meta.Index,

@@ -7,13 +7,6 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// level4 is a world at the feature level of its name.
-func level4(w *world) *world {
-	w.ok(putReplica("r1", 4))
-	w.ok(setLevel(4))
-	return w
-}
-
 // buried is a world whose node a was fenced while it had web, which then was
 // deleted, and is back. It returns the generation that a was told.
 func buried(w *world, opts ...func(*commandv1.WorkloadPut)) *commandv1.Generation {
@@ -35,7 +28,7 @@ func saysOf(id, node, state string, g *commandv1.Generation) Command {
 func TestGraves(t *testing.T) {
 	prove4 := func(facts []fact) {
 		for _, f := range facts {
-			t.Run(f.name, func(t *testing.T) { f.run(t, level4(formed(t, "a", "b"))) })
+			t.Run(f.name, func(t *testing.T) { f.run(t, formed(t, "a", "b")) })
 		}
 	}
 	prove4([]fact{
@@ -127,16 +120,11 @@ func TestGraves(t *testing.T) {
 			is(t, "residuals", w.s.ResidualCount(), 0)
 		}}})
 	}
-	prove(t, []fact{{"below level 4 nothing is remembered", func(t *testing.T, w *world) {
-		told := buried(w)
-		is(t, "graves", w.s.TombstoneCount(), 0)
-		is(t, "skipped", w.do(saysOf("web", "a", "Running", told)).Skipped, 1)
-	}}})
 }
 
 // TestGravesAreBounded: the oldest go first, in the order of the log.
 func TestGravesAreBounded(t *testing.T) {
-	w := level4(formed(t, "a"))
+	w := formed(t, "a")
 	tx := w.s.Begin()
 	const over = 3
 	for i := range MaxTombstones + over {
@@ -207,10 +195,9 @@ func TestRestoredGraves(t *testing.T) {
 			w.ok(remove("web", false))
 			other := virgin(t)
 			other.ok(initCluster("c2"))
-			level4(other)
 			is(t, "graves", restored(t, w.s, other.s).TombstoneCount(), 0)
 		}},
 	} {
-		t.Run(f.name, func(t *testing.T) { f.run(t, level4(formed(t, "a", "b"))) })
+		t.Run(f.name, func(t *testing.T) { f.run(t, formed(t, "a", "b")) })
 	}
 }

@@ -304,7 +304,7 @@ func (t *Tx) admit(b *commandv1.Admit) Result {
 	}
 	kind := EventCertificateRenewed
 	if a.Token != "" {
-		if t.r.info.FeatureLevel >= 6 && !bounds.ValidID(a.Token) {
+		if !bounds.ValidID(a.Token) {
 			return refuse(Invalid, "token: %q does not match %s", clip(a.Token), bounds.IDRule)
 		}
 		kind = EventJoined
@@ -414,21 +414,15 @@ func (t *Tx) revoke(b *commandv1.Revoke) Result {
 	return Result{}
 }
 
-// auditTypes are the events that an Audit may add, all but the first two from
-// feature level 6 on.
+// auditTypes are the events that an Audit may add.
 var auditTypes = [...]string{EventJoinRefused, EventCallRefused, EventSessionOpened, EventSessionClosed, EventMirrorRestored, EventCoreDNSLost, EventCoreDNSBack, EventCallMade}
 
 func (t *Tx) audit(b *commandv1.Audit) Result {
-	at := slices.Index(auditTypes[:], b.GetType())
-	if at < 0 {
+	if !slices.Contains(auditTypes[:], b.GetType()) {
 		return refuse(Invalid, "type: %q is not one that is reported", clip(b.GetType()))
 	}
-	about := b.GetWorkload() + b.GetNode()
-	if level := t.r.info.FeatureLevel; level < 6 && (at > 1 || about != "") {
-		return refuse(Unsupported, "%s needs feature level 6, the cluster is at %d", clip(b.GetType()), level)
-	}
-	if len(about) > 256 {
-		return refuse(Invalid, "workload and node: %d bytes, limit 256", len(about))
+	if n := len(b.GetWorkload()) + len(b.GetNode()); n > 256 {
+		return refuse(Invalid, "workload and node: %d bytes, limit 256", n)
 	}
 	if len(b.GetMessage()) > 1024 || len(b.GetDetails()) > 16 {
 		return refuse(Invalid, "message and details: %d bytes and %d labels, limits 1024 and 16", len(b.GetMessage()), len(b.GetDetails()))
@@ -445,7 +439,7 @@ func (t *Tx) auditRefused(c Command, res Result) {
 
 // audited is auditRefused for a part of a command, whose changes begin at from.
 func (t *Tx) audited(from int, a arm, kind Kind, reason string) {
-	if t.caller == "" || t.r.info.FeatureLevel < 3 ||
+	if t.caller == "" ||
 		slices.ContainsFunc(t.changes[from:], func(c Change) bool { return c.Table == TableEvent }) {
 		return
 	}

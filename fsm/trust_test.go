@@ -69,14 +69,6 @@ func revoke(role, name, print string) Command {
 	return &commandv1.Command{Body: &commandv1.Command_Revoke{Revoke: &commandv1.Revoke{Role: role, Name: name, Fingerprint: print, Reason: "stolen"}}}
 }
 
-// trusting is a world at the feature level of these commands.
-func trusting(t testing.TB, nodes ...string) *world {
-	w := formed(t, nodes...)
-	w.ok(putReplica("r1", 3))
-	w.ok(setLevel(3))
-	return w
-}
-
 func events(s State, kind string) (out []*Event) {
 	s.Events(0, func(e *Event) bool {
 		if e.Type == kind {
@@ -90,7 +82,7 @@ func events(s State, kind string) (out []*Event) {
 func proveTrust(t *testing.T, facts []fact) {
 	t.Helper()
 	for _, f := range facts {
-		t.Run(f.name, func(t *testing.T) { f.run(t, trusting(t, "a")) })
+		t.Run(f.name, func(t *testing.T) { f.run(t, formed(t, "a")) })
 	}
 }
 
@@ -110,9 +102,6 @@ func TestClusterKey(t *testing.T) {
 			w.ok(setMode("degraded", "etcd is away"))
 			w.ok(pin("00112233aabbccdd"))
 		}},
-	})
-	t.Run("a cluster of the first feature level does not know it", func(t *testing.T) {
-		refused(t, formed(t).do(pin("00112233aabbccdd")), Unsupported, "level 3")
 	})
 }
 
@@ -305,15 +294,12 @@ func TestAudit(t *testing.T) {
 			is(t, "by", e.By, "persys://c/user/ada")
 			is(t, "from", e.Details[len(e.Details)-1], Label{"from", "10.1.2.3:4567"})
 		}},
-		{"and through which gateway, from level 6 on", func(t *testing.T, w *world) {
+		{"and through which gateway", func(t *testing.T, w *world) {
 			through := func(c Command) Command {
 				c = from(w, c)
 				c.Head.Via = "persys://c/gateway/g"
 				return c
 			}
-			w.ok(through(put("web")))
-			is(t, "below it", len(events(w.s, EventWorkloadCreated)[0].Details), 1)
-			level6(w)
 			w.ok(through(put("api")))
 			is(t, "via", w.eventOf(EventWorkloadCreated).Details[1], Label{"via", "persys://c/gateway/g"})
 			w.ok(from(w, put("db")))
@@ -350,12 +336,8 @@ func TestAudit(t *testing.T) {
 			is(t, "type", last(w).Type, EventCallRefused)
 			refused(t, w.do(&commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{Type: EventNodeLost}}}), Invalid, "type")
 		}},
-		{"sessions are kept from level 6 on", func(t *testing.T, w *world) {
+		{"sessions are kept", func(t *testing.T, w *world) {
 			opened := &commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{Type: EventSessionOpened, Message: "sh", Workload: "web", Node: "a"}}}
-			refused(t, w.do(opened), Unsupported, "level 6")
-			refused(t, w.do(&commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{Type: EventCallRefused, Workload: "web"}}}), Unsupported, "level 6")
-			w.ok(putReplica("r1", 6))
-			w.ok(setLevel(6))
 			w.ok(opened)
 			is(t, "type", last(w).Type, EventSessionOpened)
 			is(t, "about", last(w).Workload+" on "+last(w).Node, "web on a")
@@ -389,9 +371,9 @@ func (g *stream) trust() Command {
 		return revoke(g.pick("of", "agent", "user"), name, "")
 	}
 	if g.bool("level") {
-		return setLevel(3)
+		return setLevel(FeatureLevel)
 	}
-	return putReplica(g.pick("replica", "r1", "r2"), 3)
+	return putReplica(g.pick("replica", "r1", "r2"), FeatureLevel)
 }
 
 // TestIdentitiesComeBack: a cluster that was formed anew by a scheduler that made its own identity and an admin's gets
@@ -401,13 +383,13 @@ func TestIdentitiesComeBack(t *testing.T) {
 		w.ok(joinToken(w, name, "user", func(b *commandv1.PutToken) { b.Access = access }))
 		w.ok(join(w, name, "user", name, func(a *commandv1.Admit) { a.Access = access }))
 	}
-	w := trusting(t)
+	w := formed(t)
 	user(w, "ada", "viewer")
 	user(w, "admin", "viewer")
 	w.ok(joinToken(w, "t2", "scheduler"))
 	w.ok(join(w, "t2", "scheduler", "s2"))
 	backup := w.s
-	fresh := newest(formedAnew(w))
+	fresh := formedAnew(w)
 	user(fresh, "admin", "admin")
 	s := restored(t, backup, fresh.s)
 	for name, want := range map[string]string{"ada": "viewer", "admin": "admin"} {
@@ -418,7 +400,7 @@ func TestIdentitiesComeBack(t *testing.T) {
 	anew.now = later
 	anew.ok(joinToken(anew, "t3", "scheduler", uses(2)))
 	anew.ok(join(anew, "t3", "scheduler", "s2"))
-	now := trusting(t)
+	now := formed(t)
 	user(now, "bob", "viewer")
 	_, ok := restored(t, backup, now.s).Admission("user", "ada")
 	is(t, "in a cluster that goes on", ok, false)

@@ -50,12 +50,13 @@ type Tx struct {
 	sideFold []byte
 
 	retention receipts.Retention
+	rules     []armRule // armRules, unless a test declares a newer version's
 }
 
 // Begin opens a transaction. It costs a copy of the root; a table is shared with
 // s until the first write to it. s itself stays as it is, but see State for who
 // may call Begin.
-func (s State) Begin() *Tx { return &Tx{r: *s.r, retention: receipts.Default()} }
+func (s State) Begin() *Tx { return &Tx{r: *s.r, rules: armRules[:], retention: receipts.Default()} }
 
 // Commit returns the state after everything applied so far. The Tx may go on:
 // what it does then is not seen in the State returned here.
@@ -142,7 +143,7 @@ func (t *Tx) judge(c Command) Result {
 		return refuse(Unsupported, "the command has no body that this version knows")
 	}
 	a := armOf(c)
-	if level := a.level(); level > t.r.info.FeatureLevel {
+	if level := ruleOf(t.rules, a).level; level > t.r.info.FeatureLevel {
 		return refuse(Unsupported, "%s needs feature level %d, the cluster is at %d", a, level, t.r.info.FeatureLevel)
 	}
 	if err := Permit(t.r.info.Mode, c); err != nil {
@@ -156,9 +157,6 @@ func (t *Tx) judge(c Command) Result {
 		}
 	}
 	if len(t.confined) > 0 {
-		if t.r.info.FeatureLevel < 6 {
-			return refuse(Unsupported, "namespaces need feature level 6, the cluster is at %d", t.r.info.FeatureLevel)
-		}
 		if !slices.Contains(within[:], a) {
 			return refuse(Denied, "%s is about the whole cluster, and %s acts only in %s", a, t.by, strings.Join(t.confined, ", "))
 		}

@@ -309,20 +309,6 @@ func setLevel(n uint32) Command {
 	return &commandv1.Command{Body: &commandv1.Command_SetFeatureLevel{SetFeatureLevel: &commandv1.SetFeatureLevel{Level: n}}}
 }
 
-// newest brings a world to the feature level of this version.
-func newest(w *world) *world {
-	w.ok(putReplica("r0", FeatureLevel))
-	w.ok(setLevel(FeatureLevel))
-	return w
-}
-
-// level2 brings a world to the feature level of its name.
-func level2(w *world) *world {
-	w.ok(putReplica("r1", 2))
-	w.ok(setLevel(2))
-	return w
-}
-
 func pinMode(m, reason string) Command {
 	c := setMode(m, reason)
 	c.GetSetMode().Pinned = true
@@ -382,7 +368,7 @@ func contents(s State, name string) any {
 	r := s.r
 	sets := map[string]*set{
 		"byNode": r.byNode, "byGroup": r.byGroup, "pending": r.pending, "unacked": r.unacked,
-		"retryDue": r.retryDue, "residualsOf": r.residualsOf, "gravesByAge": r.tombstonesByAge,
+		"retryDue": r.retryDue, "residualsOf": r.residualsOf, "tombstonesByAge": r.tombstonesByAge,
 		"byUser": r.byUser, "rolling": r.rolling,
 	}
 	if m, ok := sets[name]; ok {
@@ -414,7 +400,7 @@ func contents(s State, name string) any {
 		r.admissions.Scan(func(k string, v *Admission) bool { out = append(out, pairOf{k, *v}); return true })
 	case "revocations":
 		r.revocations.Scan(func(k string, v *Revocation) bool { out = append(out, pairOf{k, *v}); return true })
-	case "graves":
+	case "tombstones":
 		r.tombstones.Scan(func(k string, v *Tombstone) bool { out = append(out, pairOf{k, *v}); return true })
 	case "revisions":
 		r.workloads.Scan(func(k string, v *Workload) bool {

@@ -246,16 +246,6 @@ func (b *backend) probe(ctx context.Context) {
 	wg.Wait()
 }
 
-// judging is the feature level at which every scheduler checks the user behind a gateway. Below
-// it, a scheduler of an older version may answer, which checks only the gateway.
-const judging = 6
-
-// judges asks whether all schedulers of the cluster check the users behind a gateway.
-func (b *backend) judges(ctx context.Context) (bool, error) {
-	st, err := clusterv1.NewClusterClient(b.lead).Status(ctx, &clusterv1.StatusRequest{})
-	return st.GetFeatureLevel() >= judging, err
-}
-
 // view is a cluster as /clusters shows it (contract/gateway-rest.md).
 type view struct {
 	ID       string          `json:"id"`

@@ -40,8 +40,7 @@ type cluster struct {
 func newCluster(t testing.TB, id string) *cluster {
 	c := &cluster{t: t, id: id, st: store.New(fsm.New()), term: 1, now: time.Date(2026, 1, 2, 3, 4, 5, 6789, time.UTC).UnixNano()}
 	c.do(&commandv1.Command{Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: id, Incarnation: 1000}}})
-	c.do(&commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{Id: "r1", Name: "s1", FeatureLevel: fsm.FeatureLevel}}},
-		&commandv1.Command{Body: &commandv1.Command_SetFeatureLevel{SetFeatureLevel: &commandv1.SetFeatureLevel{Level: fsm.FeatureLevel}}})
+	c.do(&commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{Id: "r1", Name: "s1", FeatureLevel: fsm.FeatureLevel}}})
 	return c
 }
 

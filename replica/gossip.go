@@ -100,7 +100,7 @@ func (r *Replica) followGossip(v fsm.View) error {
 // (docs/adr/0019). The revocations of v are already in force on this replica.
 func (r *Replica) advanceGossip(ctx context.Context, v fsm.View) error {
 	info, against := v.Info(), rpc.GossipAgainst(v)
-	if !r.node.IsLeader() || info.GossipRing == "" && against == "" || info.FeatureLevel < 6 || r.gossip.installed() == nil {
+	if !r.node.IsLeader() || info.GossipRing == "" && against == "" || r.gossip.installed() == nil {
 		return nil
 	}
 	key, err := r.keys.Key()

@@ -103,18 +103,7 @@ func (a attachment) Attached() (uint64, bool) {
 	return id, id != 0
 }
 
-// MarkAttached waits for the feature level, which a new cluster raises just after it has formed.
 func (a attachment) MarkAttached(ctx context.Context, etcd uint64) error {
-	limited, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	st := a.r.node.Store()
-	for info := st.View().Info(); info.FeatureLevel < 2; {
-		v, err := st.At(limited, info.Index+1)
-		if err != nil {
-			return errors.New("not every replica understands feature level 2 yet")
-		}
-		info = v.Info()
-	}
 	return a.r.commit(ctx, &commandv1.Command{Body: &commandv1.Command_MirrorAttached{MirrorAttached: &commandv1.MirrorAttached{EtcdClusterId: etcd}}})
 }
 

@@ -355,7 +355,7 @@ func (t *trust) follow(v fsm.View) error {
 // are here; an admin who moved them away renews it elsewhere.
 func (r *Replica) beginTrust(ctx context.Context, first bool) (bool, error) {
 	v := r.node.Store().View()
-	if !r.node.IsLeader() || v.Info().FeatureLevel < 3 || !r.keys.Settled() {
+	if !r.node.IsLeader() || !r.keys.Settled() {
 		return false, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, trustCall)

@@ -229,8 +229,6 @@ func TestTheEndOfTheCAIsReported(t *testing.T) {
 		state = next
 	}
 	apply(&commandv1.Command{Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: "c1", Incarnation: 1}}})
-	apply(&commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{Id: "r1", Name: "r1", FeatureLevel: fsm.FeatureLevel}}})
-	apply(&commandv1.Command{Body: &commandv1.Command_SetFeatureLevel{SetFeatureLevel: &commandv1.SetFeatureLevel{Level: fsm.FeatureLevel}}})
 	if end := caNotAfter(state); end != 0 {
 		t.Errorf("without a CA it ends at %d", end)
 	}

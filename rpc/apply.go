@@ -135,9 +135,6 @@ func (s *Server) applyCommands(ctx context.Context, req *controlv1.ApplyWorkload
 		return nil, err
 	}
 	c := prepared.Command
-	if err := s.atLevel(c.GetPutWorkloads()); err != nil {
-		return nil, err
-	}
 	if c.Head, err = s.head(ctx, req.GetRequestId(), ""); err != nil {
 		return nil, err
 	}

@@ -19,9 +19,6 @@ import (
 
 // record asks the leader, in this replica's own name, to commit an audit event.
 func (s *Server) record(ctx context.Context, req *clusterv1.RecordSessionRequest) error {
-	if s.store.View().Info().FeatureLevel < 6 {
-		return errorf(KindPrecondition, "sessions need feature level 6: all replicas must run this version; `persysctl status` shows them")
-	}
 	const full = clusterv1.Cluster_RecordSession_FullMethodName
 	c := &call{caller: caller{id: pki.Anonymous()}, method: methods[full]}
 	if s.cfg.TLS != nil {
@@ -47,11 +44,8 @@ func (s *Server) RecordSession(ctx context.Context, req *clusterv1.RecordSession
 		a.Details = append(a.Details, &commandv1.Label{Key: k, Value: req.GetDetails()[k]})
 	}
 	cmd := &commandv1.Command{
-		Head: &commandv1.Head{At: s.now().UnixNano(), By: clip(req.GetBy(), 512), From: clipFrom(req.GetFrom())},
+		Head: &commandv1.Head{At: s.now().UnixNano(), By: clip(req.GetBy(), 512), From: clipFrom(req.GetFrom()), Via: clip(req.GetVia(), 512)},
 		Body: &commandv1.Command_Audit{Audit: a},
-	}
-	if s.store.View().Info().FeatureLevel >= 6 { // an older version would stop at it
-		cmd.Head.Via = clip(req.GetVia(), 512)
 	}
 	results, err := s.replica.Propose(ctx, cmd)
 	if err != nil {
@@ -67,7 +61,7 @@ func (s *Server) RecordSession(ctx context.Context, req *clusterv1.RecordSession
 // the change begins, and records its failure afterwards.
 func (s *Server) noted(ctx context.Context, node, what string, do func() error) error {
 	c := callOf(ctx)
-	if s.store.View().Info().FeatureLevel < 6 || c.id.Role == pki.RoleScheduler {
+	if c.id.Role == pki.RoleScheduler {
 		return do()
 	}
 	by, via := c.by()
@@ -99,7 +93,7 @@ func (s *Server) refuse(ctx context.Context, c *call, full string, req any, why 
 	if c.op == methods[controlv1.AgentControl_Heartbeat_FullMethodName].op {
 		few = s.beats
 	}
-	if c.repetition == repeatable || s.store.View().Info().FeatureLevel < 3 || !few.Allow() {
+	if c.repetition == repeatable || !few.Allow() {
 		return nil, why
 	}
 	to, known := s.replica.Leader()

@@ -41,8 +41,6 @@ type open struct {
 }
 
 const (
-	// joinLevel is the lowest feature level at which workloads share a command.
-	joinLevel = 6
 	// joinLimit is the size in bytes up to which a request is small. A full row is far below the
 	// limit of a command.
 	joinLimit = 1 << 10
@@ -94,8 +92,7 @@ func (b *batch) addAlone(ctx context.Context, i int) error {
 func (b *batch) joinable(req *controlv1.ApplyWorkloadRequest) bool {
 	sp := req.GetSpec()
 	return sp != nil && sp.GetCount() == 0 && sp.GetUpdate() == nil && strings.TrimSpace(req.GetWorkloadId()) != "" &&
-		spec.DesiredState(req.GetDesiredState()) != fsm.DesiredDeleted && req.SizeVT() <= joinLimit &&
-		b.s.store.View().Info().FeatureLevel >= joinLevel
+		spec.DesiredState(req.GetDesiredState()) != fsm.DesiredDeleted && req.SizeVT() <= joinLimit
 }
 
 // verdict returns the result of the k-th request in the n-th command.

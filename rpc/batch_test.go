@@ -64,7 +64,6 @@ func TestSmallWorkloadsShareACommand(t *testing.T) {
 	} {
 		t.Run(c.fact, func(t *testing.T) {
 			g := newGroup(t, 2)
-			g.raise()
 			g.do(&commandv1.Command{Body: &commandv1.Command_PutNamespace{PutNamespace: &commandv1.PutNamespace{Name: "small", Quota: &commandv1.Quota{Workloads: 1}}}})
 			before := len(g.history)
 			req := &clusterv1.ApplyWorkloadsRequest{RequestId: requestID(t), Workloads: c.reqs}
@@ -97,7 +96,6 @@ func TestARowIsAskedAgain(t *testing.T) {
 	for i, where := range []string{"leader", "follower"} {
 		t.Run("at the "+where, func(t *testing.T) {
 			g := newGroup(t, 2)
-			g.raise()
 			before, asked := len(g.history), 0
 			g.replicas[0].set(func(r *replica) {
 				r.after = ErrUnknownOutcome
@@ -125,7 +123,6 @@ func TestARowIsAskedAgain(t *testing.T) {
 // receipt. A repetition of the call does not apply it.
 func TestARepetitionThatHasMore(t *testing.T) {
 	g := newGroup(t, 1)
-	g.raise()
 	bad := &controlv1.ApplyWorkloadRequest{WorkloadId: "later", Spec: &controlv1.WorkloadSpec{Type: "zeppelin"}}
 	req := &clusterv1.ApplyWorkloadsRequest{RequestId: requestID(t), Workloads: []*controlv1.ApplyWorkloadRequest{web("a"), bad, web("b")}}
 	first, err := g.cluster(0).ApplyWorkloads(ctxFor(t), req)

@@ -38,10 +38,6 @@ func TestHistoryNamesTheUser(t *testing.T) {
 		is(t, what+": via", viaOf(e), via)
 		is(t, what+": from "+from, slices.Contains(e.Details, fsm.Label{Key: "from", Value: from}), true)
 	}
-	ok(t, apply(0, "gateway/g", "early", dial.KeyOnBehalf, adaHere))
-	by, _, _ := strings.Cut(last().By, "?")
-	is(t, "below level 6: by", by, "persys://c1/gateway/g")
-	g.raise()
 	for i, where := range []string{"leader", "follower"} {
 		for name, x := range map[string]struct {
 			md  []string
@@ -115,7 +111,6 @@ func TestHistoryNamesTheUser(t *testing.T) {
 	t.Run("an import through a gateway is its user's", func(t *testing.T) {
 		e := &etcd{state: "foreign", content: &clusterv1.MirrorContent{Workloads: 1, Nodes: 1}, found: held(t, "c1")}
 		g, as := tlsGroup(t, withMirror(e))
-		g.raise()
 		_, err := clusterv1.NewClusterClient(as(1, "gateway/g")).ImportMirror(with(t, dial.KeyUser, token1), &clusterv1.ImportMirrorRequest{})
 		ok(t, err)
 		i := slices.IndexFunc(kept(g), func(e *fsm.Event) bool { return e.Type == fsm.EventClusterRestored })

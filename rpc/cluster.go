@@ -54,11 +54,11 @@ func (s *Server) Status(context.Context, *clusterv1.StatusRequest) (*clusterv1.S
 // auto. A pinned normal also ends when the mirror is healthy.
 func (s *Server) SetMode(ctx context.Context, req *clusterv1.SetModeRequest) (*clusterv1.SetModeResponse, error) {
 	info := s.store.View().Info()
-	set := &commandv1.SetMode{Mode: req.GetMode(), Reason: req.GetReason(), Pinned: info.FeatureLevel >= 2}
+	set := &commandv1.SetMode{Mode: req.GetMode(), Reason: req.GetReason(), Pinned: true}
 	switch fsm.Mode(req.GetMode()) {
 	case fsm.ModeNormal, fsm.ModeDegraded, fsm.ModeRecovery:
 	case modeAuto:
-		set.Mode, set.Pinned, set.Unpin = string(info.Mode), false, info.FeatureLevel >= 2
+		set.Mode, set.Pinned, set.Unpin = string(info.Mode), false, true
 	default:
 		return nil, errorf(KindInvalid, "mode %q must be %s, %s, %s or %s", req.GetMode(), fsm.ModeNormal, fsm.ModeDegraded, fsm.ModeRecovery, modeAuto)
 	}

@@ -58,9 +58,6 @@ func (s *Server) AdoptDrift(ctx context.Context, req *clusterv1.AdoptDriftReques
 		if put.GetId() != req.GetWorkloadId() {
 			return nil, errorf(KindInvalid, "workload.workload_id %q must be that of the orphan, %q", put.GetId(), req.GetWorkloadId())
 		}
-		if err := s.atLevel(&commandv1.PutWorkloads{Workloads: []*commandv1.WorkloadPut{put}}); err != nil {
-			return nil, err
-		}
 		adopt.Put = put
 	}
 	return s.driftAction(ctx, req, &commandv1.Command{Body: &commandv1.Command_AdoptDrift{AdoptDrift: adopt}})

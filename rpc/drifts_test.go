@@ -11,16 +11,10 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// drifting returns a group at the newest feature level whose node a has an orphan named ghost and
-// lacks web.
+// drifting returns a group whose node a has an orphan named ghost and lacks web.
 func drifting(t *testing.T) *group {
 	t.Helper()
 	g := newGroup(t, 1)
-	self := g.replicas[0].self
-	g.do(&commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{
-		Id: self.ID, Name: self.Name, GrpcAddr: self.GRPCAddr, FeatureLevel: fsm.FeatureLevel,
-	}}})
-	g.do(&commandv1.Command{Body: &commandv1.Command_SetFeatureLevel{SetFeatureLevel: &commandv1.SetFeatureLevel{Level: fsm.FeatureLevel}}})
 	g.place("web", "a")
 	info := g.view().Info()
 	g.do(&commandv1.Command{

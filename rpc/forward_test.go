@@ -402,7 +402,6 @@ func TestAnAgentThatIsAwayIsNoLeaderThatIsAway(t *testing.T) {
 	for i, where := range []string{"leader", "follower"} {
 		t.Run(where, func(t *testing.T) {
 			g := newGroup(t, 2)
-			g.raise()
 			before := len(kept(g))
 			_, err := g.cluster(i).DeleteVolume(ctxFor(t), &clusterv1.DeleteVolumeRequest{NodeId: "a", Id: "v"})
 			is(t, "reason", dial.Reason(err), dial.ReasonNoAgent)

@@ -183,15 +183,6 @@ func (g *group) do(c *commandv1.Command) fsm.Result {
 	return r
 }
 
-// raise sets the newest feature level.
-func (g *group) raise() {
-	g.t.Helper()
-	for _, r := range g.replicas {
-		g.do(&commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{Id: r.self.ID, Name: r.self.Name, GrpcAddr: r.addr, FeatureLevel: fsm.FeatureLevel}}})
-	}
-	g.do(&commandv1.Command{Body: &commandv1.Command_SetFeatureLevel{SetFeatureLevel: &commandv1.SetFeatureLevel{Level: fsm.FeatureLevel}}})
-}
-
 func (g *group) mode(m fsm.Mode) {
 	g.t.Helper()
 	g.do(&commandv1.Command{Body: &commandv1.Command_SetMode{SetMode: &commandv1.SetMode{Mode: string(m), Reason: "etcd is away"}}})

@@ -45,7 +45,6 @@ func TestPermissions(t *testing.T) {
 		{"nobody", pki.Identity{}},
 	}
 	g := newGroup(t, 1)
-	g.raise()
 	for name, access := range map[string]string{"viewer": "viewer", "operator": "operator", "confined": "operator"} {
 		g.do(&commandv1.Command{Body: &commandv1.Command_Admit{Admit: &commandv1.Admit{
 			Role: "user", Name: name, Access: access, KeySha256: make([]byte, 32), Fingerprint: strings.Repeat("0", 64), IssuedAt: 1, NotAfter: 2,

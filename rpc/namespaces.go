@@ -139,31 +139,6 @@ func (s *Server) within(ctx context.Context, w *fsm.Workload) error {
 // nowhere stands for an empty scope in the head of a command. It is not a valid namespace name.
 const nowhere = "-"
 
-// errNamespaces refuses a namespace while a replica runs an older version.
-var errNamespaces = errorf(KindPrecondition, "namespaces need feature level 6: all replicas must run this version; `persysctl status` shows them")
-
-// atLevel refuses or removes the fields at which an older version would stop. Without them every
-// workload is in the default namespace, no port has a name, and all members of a group change at
-// once.
-func (s *Server) atLevel(put *commandv1.PutWorkloads) error {
-	if s.store.View().Info().FeatureLevel >= 6 {
-		return nil
-	}
-	for _, p := range put.GetWorkloads() {
-		if p.GetNamespace() != "" && p.GetNamespace() != fsm.DefaultNamespace {
-			return errNamespaces
-		}
-		p.Namespace = ""
-		if p.Demand != nil {
-			p.Demand.PortNames = nil
-		}
-	}
-	if put.GetUpdate() != nil {
-		return s.rolls()
-	}
-	return nil
-}
-
 // ListNamespaces implements cluster.v1.
 func (s *Server) ListNamespaces(ctx context.Context, req *clusterv1.ListNamespacesRequest) (*clusterv1.ListNamespacesResponse, error) {
 	r, err := s.read(ctx)
@@ -241,8 +216,5 @@ func (s *Server) DeleteNamespace(ctx context.Context, req *clusterv1.DeleteNames
 }
 
 func (s *Server) aboutNamespace(ctx context.Context, request string, c *commandv1.Command) (fsm.Result, error) {
-	if s.store.View().Info().FeatureLevel < 6 {
-		return fsm.Result{}, errNamespaces
-	}
 	return s.mutate(ctx, request, c)
 }

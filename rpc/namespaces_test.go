@@ -31,7 +31,6 @@ func webIn(id, namespace string) *controlv1.ApplyWorkloadRequest {
 func spaces(t *testing.T) (*group, func(i int, who string) *grpc.ClientConn) {
 	t.Helper()
 	g, as := tlsGroup(t)
-	g.raise()
 	admin := clusterv1.NewClusterClient(as(0, "user/admin"))
 	for name, users := range map[string][]string{"a": {"ada"}, "b": {"bob"}} {
 		ok(t, second(admin.PutNamespace(ctxFor(t), &clusterv1.PutNamespaceRequest{Name: name, Users: users})))
@@ -262,13 +261,8 @@ func TestNamespacesAreSeen(t *testing.T) {
 func TestQuotaInBand(t *testing.T) {
 	g := newGroup(t, 1)
 	limited := &clusterv1.PutNamespaceRequest{Name: "a", Quota: &clusterv1.NamespaceAmounts{CpuMillicores: 250}}
-	_, err := g.cluster(0).PutNamespace(ctxFor(t), limited)
-	code(t, err, codes.FailedPrecondition) // the cluster is at an older level
-	r, err := g.control(0).ApplyWorkload(ctxFor(t), webIn("x", "a"))
-	code(t, inBand(r, err), codes.FailedPrecondition)
-	r, err = g.control(0).ApplyWorkload(ctxFor(t), webIn("x", "default"))
+	r, err := g.control(0).ApplyWorkload(ctxFor(t), webIn("x", "default"))
 	ok(t, inBand(r, err))
-	g.raise()
 	p, err := g.cluster(0).PutNamespace(ctxFor(t), limited)
 	ok(t, err)
 	is(t, "quota", p.GetNamespace().GetQuota().GetCpuMillicores(), 250)

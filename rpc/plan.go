@@ -132,9 +132,6 @@ func (p *plan) misplaced(ctx context.Context, put *commandv1.PutWorkloads, gone 
 			return "it would be in namespace " + name + ", and you act only in " + in.String()
 		}
 	}
-	if err := p.s.atLevel(put); err != nil {
-		return err.Error()
-	}
 	if err := fsm.Fits(p.view, put, gone); err != nil {
 		return err.Error()
 	}

@@ -70,7 +70,6 @@ func TestPlanWorkloads(t *testing.T) {
 		for i, where := range []string{"leader", "follower"} {
 			t.Run(c.fact+" at the "+where, func(t *testing.T) {
 				g := newGroup(t, 2)
-				g.raise()
 				g.put(t, web("web"), "a")
 				g.put(t, env("sec", "one"), "a")
 				group := web("g")

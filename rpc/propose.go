@@ -22,20 +22,11 @@ func (s *Server) frozen() string {
 // Each command has an id derived from the request id and the member, so that a repeated request
 // finds the receipts of its commands even if some members are gone by then.
 func (s *Server) head(ctx context.Context, request, member string) (*commandv1.Head, error) {
-	h := &commandv1.Head{At: s.now().UnixNano(), By: callOf(ctx).identity()}
-	level := s.store.View().Info().FeatureLevel
-	if level >= 3 {
-		h.From = callOf(ctx).from
-	}
-	if level >= 6 { // an older history does not name the gateway
-		h.By, h.Via = callOf(ctx).by()
-	}
+	h := &commandv1.Head{At: s.now().UnixNano(), From: callOf(ctx).from}
+	h.By, h.Via = callOf(ctx).by()
 	if in := s.scopeOf(ctx); !in.everywhere() {
 		if h.Namespaces = in.names; in.nowhere() {
 			h.Namespaces = []string{nowhere}
-		}
-		if level < 6 {
-			return nil, errNamespaces
 		}
 	}
 	if request == "" {

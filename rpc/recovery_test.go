@@ -168,7 +168,6 @@ func TestImportRefusals(t *testing.T) {
 func TestRestoreMirror(t *testing.T) {
 	e := &etcd{state: "emptied", content: &clusterv1.MirrorContent{}, found: held(t, "c1")}
 	g := newGroup(t, 2, withMirror(e))
-	g.raise()
 	g.place("db", "a")
 	setMode(g, "recovery")
 	c := clusterv1.NewClusterClient(g.replicas[1].client(t))

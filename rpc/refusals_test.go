@@ -20,7 +20,6 @@ import (
 // every replica. Refused reads are not.
 func TestRefusalsAreKept(t *testing.T) {
 	g, dialAs := tlsGroup(t)
-	g.raise()
 	viewer(g, "vera")
 	control := func(message *controlv1.ControlMessage) func(context.Context, grpc.ClientConnInterface) error {
 		return func(ctx context.Context, cc grpc.ClientConnInterface) error {

@@ -23,7 +23,6 @@ func changed(list []*clusterv1.FieldChange) string {
 // Revisions are shown without secrets and can be rolled back to with them, through any replica.
 func TestRevisions(t *testing.T) {
 	g := newGroup(t, 2)
-	g.raise()
 	version := func(image, password string) *controlv1.ApplyWorkloadRequest {
 		r := web("web")
 		r.Spec.GetContainer().Image = image
@@ -77,7 +76,6 @@ func TestRevisions(t *testing.T) {
 // predecessor and then rolls back.
 func TestRollBackKnowsTheNewestRevision(t *testing.T) {
 	g := newGroup(t, 2)
-	g.raise()
 	g.put(t, web("web"), "a")
 	for _, image := range []string{"nginx:2", "nginx:3"} {
 		g.replicas[1].set(func(r *replica) { r.lagging = image == "nginx:3" })

@@ -70,19 +70,8 @@ func (s *Server) GetRollout(ctx context.Context, req *clusterv1.GetRolloutReques
 	return out, nil
 }
 
-// rolls refuses rollouts while a replica runs a version that does not know them.
-func (s *Server) rolls() error {
-	if s.store.View().Info().FeatureLevel < 6 {
-		return errorf(KindPrecondition, "updates of groups need feature level 6: all replicas must run this version; `persysctl status` shows them")
-	}
-	return nil
-}
-
 // SetRollout implements cluster.v1 on the leader.
 func (s *Server) SetRollout(ctx context.Context, req *clusterv1.SetRolloutRequest) (*clusterv1.SetRolloutResponse, error) {
-	if err := s.rolls(); err != nil {
-		return nil, err
-	}
 	r, err := s.mutate(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_SetRollout{
 		SetRollout: &commandv1.SetRollout{Group: strings.TrimSpace(req.GetGroup()), Action: req.GetAction()},
 	}})

@@ -16,7 +16,6 @@ import (
 // accepts SetRollout.
 func TestRollout(t *testing.T) {
 	g := newGroup(t, 2)
-	g.raise()
 	version := func(image string) *controlv1.ApplyWorkloadRequest {
 		r := web("web")
 		r.RequestId = requestID(t)
@@ -65,40 +64,4 @@ func TestRollout(t *testing.T) {
 	is(t, "the same again", again.GetUnchanged() && again.GetRollout().GetSequence() == r.GetRollout().GetSequence(), true)
 	g.mode("degraded")
 	code(t, act("pause"), codes.FailedPrecondition)
-}
-
-// A replica of an older version stops at unknown commands, so the log holds nothing of the newest
-// level before all replicas support it.
-func TestFormerVersionsAreNotStopped(t *testing.T) {
-	g := newGroup(t, 1)
-	rolling := web("web")
-	rolling.Spec.Count, rolling.Spec.Group = 2, ""
-	rolling.Spec.Update = &controlv1.UpdateStrategy{}
-	rolling.Spec.GetContainer().Ports = nil
-	r, err := g.control(0).ApplyWorkload(ctxFor(t), rolling)
-	if why := fmt.Sprint(err, r.GetErrorMessage()); !strings.Contains(why, "feature level 6") {
-		t.Errorf("an update: %s", why)
-	}
-	p, err := g.cluster(0).PlanWorkloads(ctxFor(t), &clusterv1.PlanWorkloadsRequest{Workloads: []*controlv1.ApplyWorkloadRequest{rolling}})
-	ok(t, err)
-	if w := p.GetWorkloads()[0]; w.GetAction() != "refused" || !strings.Contains(w.GetReason(), "feature level 6") {
-		t.Errorf("its plan: %v", w)
-	}
-	_, err = g.cluster(0).SetRollout(ctxFor(t), &clusterv1.SetRolloutRequest{Group: "web", Action: "pause"})
-	code(t, err, codes.FailedPrecondition)
-	named := web("named")
-	named.Spec.GetContainer().Ports = []*controlv1.Port{{HostPort: 8080, ContainerPort: 80, Name: "http"}}
-	_, err = g.control(0).ApplyWorkload(ctxFor(t), named)
-	ok(t, err)
-	for _, c := range g.history {
-		puts := c.GetPutWorkloads()
-		if puts.GetUpdate() != nil || c.GetSetRollout() != nil || c.GetHead().GetVia() != "" {
-			t.Errorf("in the log: %v", c)
-		}
-		for _, p := range puts.GetWorkloads() {
-			if p.GetNamespace() != "" || len(p.GetDemand().GetPortNames()) > 0 {
-				t.Errorf("in the log: %v", p)
-			}
-		}
-	}
 }

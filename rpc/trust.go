@@ -504,9 +504,6 @@ func (s *Server) rotateGossip(ctx context.Context, request string) (string, erro
 	}
 	view := s.store.View()
 	info := view.Info()
-	if info.FeatureLevel < 6 {
-		return "", errorf(KindPrecondition, "a scheduler runs a version that cannot rotate the gossip key: `persysctl status` shows them")
-	}
 	key, err := s.cfg.Keys.Key()
 	if err != nil {
 		return "", errorf(KindPrecondition, "%w", err)

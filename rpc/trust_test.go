@@ -74,7 +74,6 @@ func newOwnCAWith(t testing.TB, change func(*Config)) *ownCA {
 		ok(t, err)
 		change(c)
 	})
-	w.raise()
 	w.do(&commandv1.Command{Body: &commandv1.Command_PinClusterKey{PinClusterKey: &commandv1.PinClusterKey{KeyId: w.key.ID()}}})
 	put, err := SealAuthority(w.key, w.auth, time.Now().Add(-time.Minute))
 	ok(t, err)

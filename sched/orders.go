@@ -50,7 +50,7 @@ func (p *planner) order() {
 // overdue explains, once per workload, that a node has not carried out a delete in time,
 // and asks to read the tasks of its agent.
 func (p *planner) overdue(node string) {
-	if p.Tuning.DeleteTimeout <= 0 || p.State.Info().FeatureLevel < 5 {
+	if p.Tuning.DeleteTimeout <= 0 {
 		return
 	}
 	p.State.Residuals(node, func(r *fsm.Residual) bool {

@@ -26,8 +26,6 @@ type groupWorld struct {
 func newGroupWorld(t *testing.T, groups ...string) *groupWorld {
 	w := &groupWorld{t: t, state: fsm.New(), now: testStart, leaving: map[string]bool{}}
 	w.do(&commandv1.Command{Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: "c1", Incarnation: 1}}})
-	w.do(&commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{Id: "r1", FeatureLevel: fsm.FeatureLevel}}})
-	w.do(&commandv1.Command{Body: &commandv1.Command_SetFeatureLevel{SetFeatureLevel: &commandv1.SetFeatureLevel{Level: fsm.FeatureLevel}}})
 	w.do(&commandv1.Command{Body: &commandv1.Command_RegisterNode{RegisterNode: &commandv1.RegisterNode{
 		Id: "a", Endpoint: "10.0.0.1:50051", CpuMillicores: 64000, MemoryMib: 64000, Protocol: 1, InstanceId: "a", Types: []string{"container"},
 	}}})

@@ -37,8 +37,6 @@ func newWorld(t failer) *world {
 		heard: map[string]bool{}, sent: map[Order]bool{}, fails: map[string]string{},
 	}
 	w.do(&commandv1.Command{Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: "c1", Incarnation: 1}}})
-	w.do(&commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{Id: "r1", FeatureLevel: fsm.FeatureLevel}}})
-	w.do(&commandv1.Command{Body: &commandv1.Command_SetFeatureLevel{SetFeatureLevel: &commandv1.SetFeatureLevel{Level: fsm.FeatureLevel}}})
 	return w
 }
 

@@ -365,8 +365,6 @@ func (r *replica) establish(term uint64) {
 	if len(w.log.entries) == 0 {
 		first = []fsm.Command{
 			{Head: head(), Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: clusterID, Incarnation: 7}}},
-			{Head: head(), Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{Id: "sim", Name: "sim", FeatureLevel: fsm.FeatureLevel}}},
-			{Head: head(), Body: &commandv1.Command_SetFeatureLevel{SetFeatureLevel: &commandv1.SetFeatureLevel{Level: fsm.FeatureLevel}}},
 		}
 	}
 	w.propose(r, term, first, func(_ []fsm.Result, err error) {

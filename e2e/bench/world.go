@@ -27,14 +27,13 @@ type world struct {
 	fresh       []fsm.Change // with keepChanges: the changes since the last call of takeChanges
 }
 
-// newWorld returns a cluster with one replica and the present feature level.
+// newWorld returns a cluster with one replica.
 func newWorld() (*world, error) {
 	w := &world{store: store.New(fsm.New()), now: time.Now().UnixNano()}
 	return w, w.do(
 		&commandv1.Command{Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: "bench", Incarnation: worldEpoch.Incarnation}}},
 		&commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{
-			Id: "r1", Name: "s1", GrpcAddr: "10.0.0.1:8085", DnsAddr: "10.0.0.1:8053", FeatureLevel: fsm.FeatureLevel}}},
-		&commandv1.Command{Body: &commandv1.Command_SetFeatureLevel{SetFeatureLevel: &commandv1.SetFeatureLevel{Level: fsm.FeatureLevel}}},
+			Id: "r1", Name: "s1", GrpcAddr: "10.0.0.1:8085", DnsAddr: "10.0.0.1:8053"}}},
 	)
 }
 

@@ -129,7 +129,6 @@ func PutFault(p *commandv1.WorkloadPut, group string) string {
 const maxPortNames = 512
 
 // PortNamesFault names what is wrong with the named ports of puts, "" if nothing is.
-// Commands are judged by it from feature level 6 on.
 func PortNamesFault(puts []*commandv1.WorkloadPut) string {
 	for _, put := range puts {
 		names := put.GetDemand().GetPortNames()
@@ -175,8 +174,7 @@ const (
 	maxFactText = 1024 // bytes of each string
 )
 
-// OversizedNode names what a registration has too much of, "" for nothing. Commands are
-// judged by it from feature level 6 on; the edge asks before it writes one.
+// OversizedNode names what a registration has too much of, "" for nothing.
 func OversizedNode(b *commandv1.RegisterNode) string {
 	for _, l := range [...]struct {
 		field   string

@@ -41,8 +41,6 @@ func (w *fixture) do(t *testing.T, c fsm.Command) {
 func newFixture(t *testing.T) *fixture {
 	w := &fixture{s: fsm.New()}
 	w.do(t, &commandv1.Command{Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: "c1", Incarnation: 1}}})
-	w.do(t, &commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{Id: "r1", FeatureLevel: fsm.FeatureLevel}}})
-	w.do(t, &commandv1.Command{Body: &commandv1.Command_SetFeatureLevel{SetFeatureLevel: &commandv1.SetFeatureLevel{Level: fsm.FeatureLevel}}})
 	return w
 }
 

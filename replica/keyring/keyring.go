@@ -168,10 +168,8 @@ func (k *Keyring) forgetCandidates() error {
 // majority.
 func (k *Keyring) propose(ctx context.Context, commit func(context.Context, ...fsm.Command) ([]fsm.Result, error), others Ask) error {
 	view := k.store.View()
-	if info := view.Info(); info.ClusterKeyID != "" {
+	if view.Info().ClusterKeyID != "" {
 		return nil
-	} else if info.FeatureLevel < 3 {
-		return errors.New("not every scheduler is of a version that pins the cluster key")
 	}
 	offers := others(ctx, false)
 	key, own, err := k.choose(view, offers)

@@ -24,14 +24,13 @@ type replicated struct {
 	index uint64
 }
 
-func newLog(t *testing.T, level uint32) *replicated {
+func newLog(t *testing.T) *replicated {
 	t.Helper()
 	l := &replicated{t: t, state: fsm.New()}
 	l.store = store.New(l.state)
 	t.Cleanup(l.store.Close)
 	l.do(&commandv1.Command{Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: "c1", Incarnation: 1}}})
-	l.do(&commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{Id: "r1", Name: "r1", FeatureLevel: level}}})
-	l.do(&commandv1.Command{Body: &commandv1.Command_SetFeatureLevel{SetFeatureLevel: &commandv1.SetFeatureLevel{Level: level}}})
+	l.do(&commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{Id: "r1", Name: "r1"}}})
 	return l
 }
 
@@ -89,7 +88,7 @@ func keyID(t *testing.T, k *Keyring) string {
 // TestTwoLeadersEndWithOneKey: a leader creates a key and loses leadership before it is committed. The next
 // leader creates another one. The first forgets its own.
 func TestTwoLeadersEndWithOneKey(t *testing.T) {
-	l := newLog(t, 3)
+	l := newLog(t)
 	dirA := t.TempDir()
 	a, b := l.ring(dirA), l.ring(t.TempDir())
 	lost := func(context.Context, ...fsm.Command) ([]fsm.Result, error) {
@@ -119,7 +118,7 @@ func TestTwoLeadersEndWithOneKey(t *testing.T) {
 
 // TestACommittedCandidateIsKept: the leader dies after the commit and before it learns of it.
 func TestACommittedCandidateIsKept(t *testing.T) {
-	l := newLog(t, 3)
+	l := newLog(t)
 	dir := t.TempDir()
 	a := l.ring(dir)
 	unknown := func(ctx context.Context, cmds ...fsm.Command) ([]fsm.Result, error) {
@@ -140,9 +139,9 @@ func TestACommittedCandidateIsKept(t *testing.T) {
 
 // TestAKeyIsUsedOnceAMajorityHoldsIt: secrets must not be lost with the machine that created the key.
 func TestAKeyIsUsedOnceAMajorityHoldsIt(t *testing.T) {
-	l := newLog(t, 3)
+	l := newLog(t)
 	for _, id := range []string{"r2", "r3"} {
-		l.do(&commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{Id: id, Name: id, FeatureLevel: 3}}})
+		l.do(&commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{Id: id, Name: id}}})
 	}
 	dirA, dirB := t.TempDir(), t.TempDir()
 	a, b, c := l.ring(dirA), l.ring(dirB), l.ring(t.TempDir())
@@ -185,9 +184,9 @@ func TestAKeyIsUsedOnceAMajorityHoldsIt(t *testing.T) {
 func TestTheMakerOfTheKeyDies(t *testing.T) {
 	for _, pinned := range []bool{false, true} {
 		t.Run(fmt.Sprintf("pinned=%v", pinned), func(t *testing.T) {
-			l := newLog(t, 3)
+			l := newLog(t)
 			for _, id := range []string{"r2", "r3"} {
-				l.do(&commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{Id: id, Name: id, FeatureLevel: 3}}})
+				l.do(&commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{Id: id, Name: id}}})
 			}
 			dirB := t.TempDir()
 			a, b, c := l.ring(t.TempDir()), l.ring(dirB), l.ring(t.TempDir())
@@ -223,9 +222,9 @@ func TestTheMakerOfTheKeyDies(t *testing.T) {
 // TestCandidatesAreKeptUntilOneIsPinned: a leader's proposal may still be under way when the next leader
 // creates a key.
 func TestCandidatesAreKeptUntilOneIsPinned(t *testing.T) {
-	l := newLog(t, 3)
+	l := newLog(t)
 	for _, id := range []string{"r2", "r3"} {
-		l.do(&commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{Id: id, Name: id, FeatureLevel: 3}}})
+		l.do(&commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{Id: id, Name: id}}})
 	}
 	a, b, c := l.ring(t.TempDir()), l.ring(t.TempDir()), l.ring(t.TempDir())
 	late := []fsm.Command(nil)
@@ -254,7 +253,7 @@ func TestCandidatesAreKeptUntilOneIsPinned(t *testing.T) {
 
 func TestKeyring(t *testing.T) {
 	t.Run("a key that an operator put on another machine goes first", func(t *testing.T) {
-		l := newLog(t, 3)
+		l := newLog(t)
 		dir := t.TempDir()
 		placed, _, err := pki.LoadOrCreateKey(filepath.Join(dir, "cluster.key"))
 		if err != nil {
@@ -269,7 +268,7 @@ func TestKeyring(t *testing.T) {
 		}
 	})
 	t.Run("a file with another key is refused and left alone", func(t *testing.T) {
-		l := newLog(t, 3)
+		l := newLog(t)
 		b := l.ring(t.TempDir())
 		if err := b.settle(t.Context(), true, l.commit, nobody); err != nil {
 			t.Fatal(err)
@@ -290,17 +289,6 @@ func TestKeyring(t *testing.T) {
 			t.Errorf("the file was changed: %v", err)
 		}
 	})
-	t.Run("none is made while some version cannot pin it", func(t *testing.T) {
-		l := newLog(t, 1)
-		dir := t.TempDir()
-		a := l.ring(dir)
-		if err := a.settle(t.Context(), true, l.commit, nobody); err == nil {
-			t.Error("no error")
-		}
-		if left, _ := os.ReadDir(dir); len(left) != 0 {
-			t.Errorf("made %v", left)
-		}
-	})
 	// Workloads from before the cluster had a key hold no secret, and must not keep it from getting one.
 	for _, c := range []struct {
 		name, spec, want string
@@ -309,7 +297,7 @@ func TestKeyring(t *testing.T) {
 		{"one is made when workloads came first", "plain", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			l := newLog(t, 3)
+			l := newLog(t)
 			l.do(&commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{Workloads: []*commandv1.WorkloadPut{{
 				Id: "web", Content: "c1:x", Spec: []byte(c.spec), Desired: "Running", Demand: &commandv1.Demand{Type: "container"}}}}}})
 			err := l.ring(t.TempDir()).settle(t.Context(), true, l.commit, nobody)

@@ -57,7 +57,7 @@ func (t *Term) nextSlot() {
 // runSlot reads the nodes of one slot, and those whose second look is due.
 func (t *Term) runSlot(slot uint32) {
 	d := &t.drift
-	if t.view.Info().Mode.Frozen() || !recordsFailures(t.view) {
+	if t.view.Info().Mode.Frozen() {
 		return
 	}
 	byEndpoint := map[string][]string{}

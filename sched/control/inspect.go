@@ -56,12 +56,9 @@ func (t *Term) inspected() {
 	next()
 }
 
-// recordsFailures reports whether the state keeps what inspections find.
-func recordsFailures(view fsm.View) bool { return view.Info().FeatureLevel >= 5 }
-
 // inquire reads the actions of agents about workloads that missed a deadline.
 func (t *Term) inquire(list []sched.Inquiry) {
-	if !t.cfg.Inspect || !recordsFailures(t.view) {
+	if !t.cfg.Inspect {
 		return
 	}
 	for _, q := range list {
@@ -71,8 +68,6 @@ func (t *Term) inquire(list []sched.Inquiry) {
 					t.inspected()
 					return
 				}
-				// All tasks of the node are recorded first: before feature level 6 the
-				// log takes the tasks of one workload for all of them.
 				t.audit(q.Node, auditPage, func() {
 					if len(acts) == 0 {
 						t.inspected()

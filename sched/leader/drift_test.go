@@ -46,7 +46,6 @@ func TestDriftRounds(t *testing.T) {
 	steady := func(t *testing.T, f *fakeInspector, fn func(w *world)) {
 		t.Helper()
 		inWorld(t, []string{"a"}, func(w *world) {
-			w.raise()
 			w.obedient("a")
 			w.put("web")
 			w.beat(sched.Heartbeat{Node: "a"})
@@ -239,7 +238,6 @@ func TestDriftIsSpreadAndShared(t *testing.T) {
 			nodes = append(nodes, fmt.Sprintf("n%d", i))
 		}
 		inWorld(t, nil, func(w *world) {
-			w.raise()
 			for i, id := range nodes {
 				w.register(id, func(n *commandv1.RegisterNode) { n.Endpoint = fmt.Sprintf("10.0.0.%d:1", i+1) })
 			}
@@ -260,7 +258,6 @@ func TestDriftIsSpreadAndShared(t *testing.T) {
 	t.Run("of nodes with the same endpoint, the last one heard is read", func(t *testing.T) {
 		f := newInspector()
 		inWorld(t, []string{"old", "new"}, func(w *world) { // both at 10.0.0.1
-			w.raise()
 			w.beat(sched.Heartbeat{Node: "old"})
 			w.pass(time.Second)
 			w.beat(sched.Heartbeat{Node: "new"})

@@ -117,7 +117,6 @@ func TestPolls(t *testing.T) {
 	old := func(t *testing.T, f *fakeInspector, fn func(w *world)) {
 		t.Helper()
 		inWorld(t, nil, func(w *world) {
-			w.raise()
 			w.register("old", legacy)
 			w.beat(sched.Heartbeat{Node: "old"})
 			w.put("web")
@@ -178,7 +177,6 @@ func TestPolls(t *testing.T) {
 	t.Run("an agent of protocol 1 is not polled", func(t *testing.T) {
 		f := newInspector()
 		inWorld(t, []string{"a"}, func(w *world) {
-			w.raise()
 			w.put("web")
 			w.alive(5*time.Second, "a")
 			is(t, "asked", f.asked(), 0)
@@ -194,7 +192,6 @@ func TestATimeoutReadsTheAgentsActions(t *testing.T) {
 		{TaskId: "delete-db-1", Workload: "db", ActionType: "delete_workload", Status: "failed", Error: "still in use", CreatedAt: 9, EndedAt: 11},
 	}
 	inWorld(t, []string{"a"}, func(w *world) {
-		w.raise()
 		w.put("web")
 		w.alive(44*time.Second, "a")
 		is(t, "kept early", len(w.workload("web").Actions), 0)
@@ -217,7 +214,6 @@ func TestInspectionsAreBounded(t *testing.T) {
 	f := newInspector()
 	f.holding = 500 * time.Millisecond
 	inWorld(t, nil, func(w *world) {
-		w.raise()
 		w.register("old", legacy)
 		w.beat(sched.Heartbeat{Node: "old"})
 		for i := range 20 {

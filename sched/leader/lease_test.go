@@ -92,7 +92,6 @@ func TestLease(t *testing.T) {
 			is(t, "unknown", errors.As(err, &unknown), true)
 		}},
 		{"a late heartbeat does not bring a fenced node back: it has to register", []string{"a"}, func(t *testing.T, w *world) {
-			w.raise()
 			w.pass(11 * time.Second)
 			w.do(&commandv1.Command{Body: &commandv1.Command_FenceNode{FenceNode: &commandv1.FenceNode{Id: "a"}}})
 			_, err := w.loop.Heartbeat(context.Background(), sched.Heartbeat{Node: "a", Sequence: 99})
@@ -228,7 +227,6 @@ func TestLease(t *testing.T) {
 			is(t, "a is up after it", w.node("a").Up, false)
 		}},
 		{"a clock that is set back prolongs a wait for a fencer by a third at most", []string{"b"}, func(t *testing.T, w *world) {
-			w.raise()
 			guarded := func(n *commandv1.RegisterNode) {
 				n.SelfFencing, n.FenceBoundSeconds, n.Types = true, 15, []string{"vm"}
 			}
@@ -282,7 +280,6 @@ func TestAClockThatWasAhead(t *testing.T) {
 	} {
 		t.Run(c.whose, func(t *testing.T) {
 			inWorld(t, []string{"a", "b"}, func(w *world) {
-				w.raise()
 				w.register("c", func(n *commandv1.RegisterNode) {
 					n.SelfFencing, n.FenceBoundSeconds, n.Types = true, 15, []string{"vm"}
 				})

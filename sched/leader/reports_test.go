@@ -91,7 +91,6 @@ func TestReports(t *testing.T) {
 			is(t, "residual", ok, true)
 		}},
 		{"a deleted workload is deleted on a node that still reports it, once", func(t *testing.T, w *world) {
-			w.raise()
 			w.register("b")
 			r := w.running("web")
 			w.do(&commandv1.Command{Body: &commandv1.Command_DeleteWorkload{DeleteWorkload: &commandv1.DeleteWorkload{Id: "web", Force: true}}})

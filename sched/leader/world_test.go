@@ -229,15 +229,8 @@ func (w *world) epoch() fsm.Epoch {
 func (w *world) restored() {
 	w.resign()
 	w.do(&commandv1.Command{Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: "c1", Incarnation: 2}}})
-	w.raise()
 	w.lead()
 	w.settle()
-}
-
-// raise brings the cluster to the highest feature level.
-func (w *world) raise() {
-	w.do(&commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{Id: "r1", Name: "r1", FeatureLevel: fsm.FeatureLevel}}})
-	w.do(&commandv1.Command{Body: &commandv1.Command_SetFeatureLevel{SetFeatureLevel: &commandv1.SetFeatureLevel{Level: fsm.FeatureLevel}}})
 }
 
 // lead begins a term and waits until its first steps are done.

@@ -194,13 +194,13 @@ type Head struct {
 	// Identity that asked, e.g. persys://c1/user/ada; "leader" for the planner.
 	By string `protobuf:"bytes,4,opt,name=by,proto3" json:"by,omitempty"`
 	// Address that the call came from, for the audit trail; empty for the
-	// leader's own commands. Set at feature level 3.
+	// leader's own commands.
 	From string `protobuf:"bytes,5,opt,name=from,proto3" json:"from,omitempty"`
 	// Namespaces that whoever asked is confined to, sorted; empty: all. Only what is about
-	// workloads of these is done. Set at feature level 6.
+	// workloads of these is done.
 	Namespaces []string `protobuf:"bytes,110,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
 	// Identity of the gateway that passed the call on, when by is the user behind it; empty: by
-	// called by itself. Set at feature level 6.
+	// called by itself.
 	Via           string `protobuf:"bytes,120,opt,name=via,proto3" json:"via,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1231,7 +1231,7 @@ type Demand struct {
 	// keep or stop.
 	OnLostLease string `protobuf:"bytes,13,opt,name=on_lost_lease,json=onLostLease,proto3" json:"on_lost_lease,omitempty"`
 	Priority    int32  `protobuf:"varint,14,opt,name=priority,proto3" json:"priority,omitempty"`
-	// Ports that have a name, sorted by it. DNS alone reads them. Kept from feature level 6 on.
+	// Ports that have a name, sorted by it. DNS alone reads them.
 	PortNames     []*PortName `protobuf:"bytes,76,rep,name=port_names,json=portNames,proto3" json:"port_names,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1520,7 +1520,7 @@ type WorkloadPut struct {
 	Desired string `protobuf:"bytes,6,opt,name=desired,proto3" json:"desired,omitempty"`
 	// Attempts before Failed is final; 0 means the default of the state machine.
 	MaxAttempts int32 `protobuf:"varint,7,opt,name=max_attempts,json=maxAttempts,proto3" json:"max_attempts,omitempty"`
-	// Empty: where it is, or default for a new one. Set at feature level 6.
+	// Empty: where it is, or default for a new one.
 	Namespace     string `protobuf:"bytes,110,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1620,14 +1620,14 @@ type PutWorkloads struct {
 	// of that group that are not listed are deleted.
 	GroupOf string `protobuf:"bytes,2,opt,name=group_of,json=groupOf,proto3" json:"group_of,omitempty"`
 	// With group_of: members that run and would change get their turn one after the
-	// other; absent: all at once. Kept from feature level 6 on.
+	// other; absent: all at once.
 	Update *UpdatePolicy `protobuf:"bytes,150,opt,name=update,proto3" json:"update,omitempty"`
 	// With group_of and no workloads: the namespace whose members are deleted; empty: the one
 	// of the group's first member.
 	Namespace string `protobuf:"bytes,151,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// Each workload is judged as if it had come alone, one after the other: what is refused
 	// keeps none of the others out, and the outcome of each has its own verdict. Without
-	// group_of and update. Feature level 6.
+	// group_of and update.
 	Each          bool `protobuf:"varint,152,opt,name=each,proto3" json:"each,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2151,7 +2151,7 @@ type RegisterNode struct {
 	// The agent's own timestamp, RFC 3339, stored as sent.
 	Timestamp    string `protobuf:"bytes,15,opt,name=timestamp,proto3" json:"timestamp,omitempty"`
 	LeaseSeconds int64  `protobuf:"varint,16,opt,name=lease_seconds,json=leaseSeconds,proto3" json:"lease_seconds,omitempty"`
-	// Feature level 6. With self_fencing: how long after the end of the lease an exclusive workload
+	// With self_fencing: how long after the end of the lease an exclusive workload
 	// with on_lost_lease stop may still run, seconds.
 	FenceBoundSeconds uint32 `protobuf:"varint,80,opt,name=fence_bound_seconds,json=fenceBoundSeconds,proto3" json:"fence_bound_seconds,omitempty"`
 	unknownFields     protoimpl.UnknownFields
@@ -3244,7 +3244,7 @@ type WorkloadReport struct {
 	ObservedAt int64 `protobuf:"varint,14,opt,name=observed_at,json=observedAt,proto3" json:"observed_at,omitempty"`
 	// The order of this generation was refused for good.
 	Refused bool `protobuf:"varint,15,opt,name=refused,proto3" json:"refused,omitempty"`
-	// healthy, unhealthy or starting; empty where nothing is checked. Kept from feature level 6 on.
+	// healthy, unhealthy or starting; empty where nothing is checked.
 	Health        string `protobuf:"bytes,75,opt,name=health,proto3" json:"health,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3442,7 +3442,7 @@ type SetMode struct {
 	Mode   string `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`
 	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
 	// A person asked for it: nothing but unpin, or another person, moves away from
-	// it. Needs feature level 2.
+	// it.
 	Pinned bool `protobuf:"varint,3,opt,name=pinned,proto3" json:"pinned,omitempty"`
 	// Gives a pinned mode back to the leader's judgement. Without it, a command
 	// that is not pinned is refused while the mode is.
@@ -4374,10 +4374,9 @@ type Audit struct {
 	Type    string                 `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
 	Message string                 `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
 	// Sorted by key.
-	Details []*Label `protobuf:"bytes,3,rep,name=details,proto3" json:"details,omitempty"`
-	// From feature level 6 on.
-	Workload      string `protobuf:"bytes,100,opt,name=workload,proto3" json:"workload,omitempty"`
-	Node          string `protobuf:"bytes,101,opt,name=node,proto3" json:"node,omitempty"`
+	Details       []*Label `protobuf:"bytes,3,rep,name=details,proto3" json:"details,omitempty"`
+	Workload      string   `protobuf:"bytes,100,opt,name=workload,proto3" json:"workload,omitempty"`
+	Node          string   `protobuf:"bytes,101,opt,name=node,proto3" json:"node,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4654,8 +4653,8 @@ func (x *AgentAction) GetEndedAt() int64 {
 type RecordActions struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Node  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
-	// Set: they are of this workload, and its record keeps the newest 20. From feature level 6 on
-	// they become no events then: they say nothing of what others ended before.
+	// Set: they are of this workload, and its record keeps the newest 20.
+	// They become no events then, because they do not show which other tasks ended before.
 	Workload string `protobuf:"bytes,2,opt,name=workload,proto3" json:"workload,omitempty"`
 	// Newest first.
 	Actions       []*AgentAction `protobuf:"bytes,3,rep,name=actions,proto3" json:"actions,omitempty"`
@@ -5660,7 +5659,7 @@ func (*SnapshotRecord_Revisions) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_Rollout) isSnapshotRecord_Record() {}
 
-// RolloutRecord is the last update of a group. Written at feature level 6.
+// RolloutRecord is the last update of a group.
 type RolloutRecord struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Group  string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
@@ -5887,8 +5886,7 @@ func (x *RolloutMember) GetSettled() bool {
 }
 
 // RevisionsRecord holds the former specifications of a workload, oldest first, and
-// last what is known of the present one, which WorkloadRecord has. Written at
-// feature level 6.
+// last what is known of the present one, which WorkloadRecord has.
 type RevisionsRecord struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Workload      string                 `protobuf:"bytes,1,opt,name=workload,proto3" json:"workload,omitempty"`
@@ -6090,7 +6088,7 @@ func (x *NodeAuditRecord) GetTasks() []string {
 	return nil
 }
 
-// NamespaceRecord is written at feature level 6.
+// NamespaceRecord is one namespace.
 type NamespaceRecord struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Put           *PutNamespace          `protobuf:"bytes,1,opt,name=put,proto3" json:"put,omitempty"`
@@ -6587,7 +6585,7 @@ type WorkloadRecord struct {
 	ModifyIndex     uint64                 `protobuf:"varint,21,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
 	PreviousNode    string                 `protobuf:"bytes,22,opt,name=previous_node,json=previousNode,proto3" json:"previous_node,omitempty"`
 	// Host ports that what it replaces may still bind on its node, until the present
-	// order runs. Written at feature level 5.
+	// order runs.
 	FormerPorts []*Port `protobuf:"bytes,35,rep,name=former_ports,json=formerPorts,proto3" json:"former_ports,omitempty"`
 	// Unix nanoseconds: it runs since then and its failures are not forgotten yet.
 	StableSince int64 `protobuf:"varint,60,opt,name=stable_since,json=stableSince,proto3" json:"stable_since,omitempty"`
@@ -6598,7 +6596,7 @@ type WorkloadRecord struct {
 	VerdictMessage string `protobuf:"bytes,63,opt,name=verdict_message,json=verdictMessage,proto3" json:"verdict_message,omitempty"`
 	// What the agent did before the last timeout, newest first.
 	Actions []*AgentAction `protobuf:"bytes,64,rep,name=actions,proto3" json:"actions,omitempty"`
-	// Feature level 6. Its node may still run it as something that is not stopped with
+	// Its node may still run it as something that is not stopped with
 	// the lease: the order that says so has not been accepted yet.
 	Unguarded     bool `protobuf:"varint,83,opt,name=unguarded,proto3" json:"unguarded,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -6853,7 +6851,7 @@ type NodeRecord struct {
 	CreateIndex   uint64                 `protobuf:"varint,11,opt,name=create_index,json=createIndex,proto3" json:"create_index,omitempty"`
 	ModifyIndex   uint64                 `protobuf:"varint,12,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
 	// Workload types that it refused since it registered, although it offers them;
-	// sorted. Written at feature level 5.
+	// sorted.
 	Lacks         []string `protobuf:"bytes,35,rep,name=lacks,proto3" json:"lacks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -7074,7 +7072,7 @@ func (x *ResidualRecord) GetReason() string {
 }
 
 // GraveRecord is a workload that was deleted, kept so that a node which returns
-// with it is told to let go. Written at feature level 4.
+// with it is told to let go.
 type GraveRecord struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Workload string                 `protobuf:"bytes,1,opt,name=workload,proto3" json:"workload,omitempty"`

@@ -12,7 +12,6 @@ import (
 	"github.com/go-jose/go-jose/v4"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
-	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/replica"
 	"github.com/persys/compute/testbed"
@@ -49,8 +48,8 @@ func startScheduler(t *testing.T, certs pki.DevSet) (addr string) {
 			t.Errorf("the scheduler ended with %v", err)
 		}
 	})
-	testbed.Until(t, "the scheduler is at its feature level", func() bool {
-		return r.Node().IsLeader() && r.Node().Store().View().Info().FeatureLevel == fsm.FeatureLevel
+	testbed.Until(t, "the scheduler leads a formed cluster", func() bool {
+		return r.Node().IsLeader() && r.Node().Store().View().Info().ClusterID != ""
 	})
 	for name, access := range map[string]string{"boss": "admin", "vera": "viewer", "carl": "operator"} {
 		results, err := r.Node().Propose(ctx, &commandv1.Command{

@@ -1,0 +1,112 @@
+package fsm
+
+import (
+	"bytes"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// newerRules is the rule table of a version that knows feature level 2. In it, put_namespace
+// stands for a command that came with level 2.
+func newerRules() []armRule {
+	rules := slices.Clone(armRules[:])
+	for i := range rules {
+		if rules[i].name == "put_namespace" {
+			rules[i].level = 2
+		}
+	}
+	return rules
+}
+
+// applyNewer applies c to w as a version that knows feature level 2 does.
+func (w *world) applyNewer(c Command) Result {
+	w.t.Helper()
+	w.index++
+	tx := w.s.Begin()
+	tx.rules = newerRules()
+	res, _ := tx.Apply(Meta{w.index, w.term}, c)
+	w.s = tx.Commit()
+	if err := w.s.Check(); err != nil {
+		w.t.Fatalf("after %s: %v", c, err)
+	}
+	return res
+}
+
+func TestFeatureLevels(t *testing.T) {
+	prove(t, []fact{
+		{"a new cluster is at level 1", func(t *testing.T, w *world) {
+			is(t, "level", w.s.Info().FeatureLevel, 1)
+			is(t, "known", FeatureLevel, 1)
+		}},
+		{"a command of level 2 is refused at level 1 and changes nothing", func(t *testing.T, w *world) {
+			refused(t, w.applyNewer(putNamespace("shop")), Unsupported, "put_namespace", "feature level 2", "the cluster is at 1")
+			is(t, "there", w.s.HasNamespace("shop"), false)
+		}},
+		{"a command of level 2 is accepted after the level was raised", func(t *testing.T, w *world) {
+			is(t, "announced", w.applyNewer(putReplica("r1", 2)).Kind, OK)
+			is(t, "raised", w.applyNewer(setLevel(2)).Kind, OK)
+			is(t, "put", w.applyNewer(putNamespace("shop")).Kind, OK)
+			is(t, "there", w.s.HasNamespace("shop"), true)
+		}},
+		{"the level rises when every replica understands it", func(t *testing.T, w *world) {
+			w.ok(putReplica("r1", 2))
+			w.ok(setLevel(2))
+			is(t, "level", w.s.Info().FeatureLevel, 2)
+			is(t, "event", w.eventOf(EventFeatureLevelRaise).Message, "2")
+		}},
+		{"one replica of the older version keeps the level down until it is replaced", func(t *testing.T, w *world) {
+			w.ok(putReplica("r1", 2))
+			w.ok(putReplica("r2", 1))
+			refused(t, w.do(setLevel(2)), Conflict, "name-r2", "only level 1")
+			w.ok(putReplica("r2", 2))
+			w.ok(setLevel(2))
+		}},
+		{"the level stays while no replica is announced", func(t *testing.T, w *world) {
+			refused(t, w.do(setLevel(2)), Conflict, "level")
+		}},
+		{"the level never falls", func(t *testing.T, w *world) {
+			refused(t, w.do(setLevel(0)), Conflict, "level", "0")
+		}},
+		{"the present level again changes nothing", func(t *testing.T, w *world) {
+			is(t, "kind", w.do(setLevel(1)).Kind, AlreadyDone)
+		}},
+		{"the older version refuses a snapshot of level 2", func(t *testing.T, w *world) {
+			w.ok(putReplica("r1", 2))
+			w.ok(setLevel(2))
+			_, err := ReadSnapshot(bytes.NewReader(snapshotBytes(t, w.s)))
+			if err == nil || !strings.Contains(err.Error(), "feature level is 2, this version knows 1: upgrade this replica") {
+				t.Errorf("error: %v", err)
+			}
+		}},
+	})
+}
+
+// TestTwoVersionsSideBySide runs the log of a rolling upgrade through both versions. They must
+// agree, digest included, for as long as the cluster is at the level that both know.
+func TestTwoVersionsSideBySide(t *testing.T) {
+	older, newer := formed(t), formed(t)
+	for _, c := range []Command{
+		putReplica("r1", 1), putReplica("r2", 1), register("a"), put("web"),
+		putReplica("r1", 2), // upgraded
+		setLevel(2),         // refused: r2 is not upgraded yet
+		remove("web", true),
+		putReplica("r2", 2),
+	} {
+		was, now := older.applyOlder(c), newer.applyNewer(c)
+		is(t, ArmName(c)+" kind", now.Kind, was.Kind)
+		is(t, ArmName(c)+" digest", newer.s.Info().Digest, older.s.Info().Digest)
+	}
+	is(t, "level", newer.s.Info().FeatureLevel, 1)
+	is(t, "raised", newer.applyNewer(setLevel(2)).Kind, OK)
+	is(t, "new command", newer.applyNewer(putNamespace("shop")).Kind, OK)
+}
+
+// applyOlder is applyNewer for the version that knows level 1 only.
+func (w *world) applyOlder(c Command) Result {
+	w.t.Helper()
+	w.index++
+	s, res, _ := w.s.Apply(Meta{w.index, w.term}, c)
+	w.s = s
+	return res
+}
