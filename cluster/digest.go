@@ -34,44 +34,31 @@ func (n *Node) compareAt(index, own uint64) {
 	level := n.Store().View().Info().FeatureLevel
 	var mu sync.Mutex
 	var wg sync.WaitGroup
-	count := map[uint64]int{}
+	answers := []digestAnswer{{own, level}}
 	voters := 0
-	vote := func(digest uint64) {
-		mu.Lock()
-		count[digest]++
-		mu.Unlock()
-	}
 	for _, s := range n.servers() {
 		if s.Suffrage != raft.Voter {
 			continue
 		}
 		voters++
 		if string(s.ID) == n.id {
-			vote(own)
 			continue
 		}
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
 			res, err := n.peers.call(ctx, string(s.ID), string(s.Address), &request{Op: opDigest, Index: index})
-			if err != nil || !res.Known || res.Level != level {
+			if err != nil || !res.Known {
 				return
 			}
-			vote(res.Digest)
+			mu.Lock()
+			answers = append(answers, digestAnswer{res.Digest, res.Level})
+			mu.Unlock()
 		}()
 	}
 	wg.Wait()
-	var other uint64
-	differ, most := 0, 0
-	for d, c := range count {
-		if d != own {
-			differ += c
-			if c > most {
-				other, most = d, c
-			}
-		}
-	}
-	if differ == 0 {
+	other, most := outvoted(answers)
+	if most == 0 {
 		return
 	}
 	if most < voters/2+1 {
@@ -87,4 +74,27 @@ func (n *Node) compareAt(index, own uint64) {
 		done()
 	}
 	n.halt(err)
+}
+
+// digestAnswer is the digest of one voter and the feature level at which it is now.
+type digestAnswer struct {
+	digest uint64
+	level  uint32
+}
+
+// outvoted returns the digest on which most of the others agree against the first answer, which
+// is this replica's own, and how many they are; 0 if nobody differs. Replicas at another feature
+// level do not count: their versions may encode a record in another way.
+func outvoted(answers []digestAnswer) (other uint64, most int) {
+	own := answers[0]
+	count := map[uint64]int{}
+	for _, a := range answers[1:] {
+		if a.level != own.level || a.digest == own.digest {
+			continue
+		}
+		if count[a.digest]++; count[a.digest] > most {
+			other, most = a.digest, count[a.digest]
+		}
+	}
+	return other, most
 }

@@ -1,0 +1,64 @@
+package cluster
+
+import (
+	"sync/atomic"
+	"testing"
+
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/testbed"
+)
+
+// TestFeatureLevelRises upgrades a cluster replica by replica. The level rises with the last one.
+func TestFeatureLevelRises(t *testing.T) {
+	const last = 2
+	var upgraded atomic.Bool
+	g := newGroup(t, 3)
+	g.cfg = func(i int, c *Config) {
+		if i != last || upgraded.Load() {
+			c.FeatureLevel = 2
+		}
+	}
+	leader := g.form()
+	announced := func(level uint32) bool {
+		n := 0
+		leader.Store().View().Replicas(func(r *fsm.Replica) bool {
+			if r.FeatureLevel >= level {
+				n++
+			}
+			return true
+		})
+		return n == 3
+	}
+	testbed.Until(t, "all replicas are announced", func() bool { return announced(1) })
+	if level := leader.Store().View().Info().FeatureLevel; level != 1 {
+		t.Fatalf("the level is %d while one replica knows only level 1", level)
+	}
+	g.close(last)
+	upgraded.Store(true)
+	g.start(last)
+	for _, n := range g.snapshot() {
+		testbed.Until(t, "the level is 2", func() bool { return n.Store().View().Info().FeatureLevel == 2 })
+	}
+}
+
+func TestOutvoted(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		answers []digestAnswer
+		most    int
+	}{
+		{"all agree", []digestAnswer{{7, 1}, {7, 1}, {7, 1}}, 0},
+		{"nobody else answers", []digestAnswer{{7, 1}}, 0},
+		{"one differs", []digestAnswer{{7, 1}, {8, 1}, {7, 1}}, 1},
+		{"two differ and agree", []digestAnswer{{7, 1}, {8, 1}, {8, 1}}, 2},
+		{"two differ from each other", []digestAnswer{{7, 1}, {8, 1}, {9, 1}}, 1},
+		{"two differ at another feature level", []digestAnswer{{7, 1}, {8, 2}, {8, 2}}, 0},
+		{"one of two that differ is at another feature level", []digestAnswer{{7, 1}, {8, 1}, {8, 2}}, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if other, most := outvoted(c.answers); most != c.most || most > 0 && other == 7 {
+				t.Errorf("digest %d of %d others, want %d", other, most, c.most)
+			}
+		})
+	}
+}
