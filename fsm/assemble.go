@@ -8,25 +8,25 @@ import (
 	"github.com/persys/compute/fsm/bounds"
 )
 
-// Assembly puts a state together from records that were kept elsewhere, such as
-// in an etcd. What it makes is not for serving: it is a backup like any other,
-// and comes back through Restored, under a new incarnation.
+// Assembly builds a state from records that were stored elsewhere, for example in etcd. The
+// result is not served. It is used like a backup: Restored takes it and gives it a new
+// incarnation.
 type Assembly struct {
 	t   *Tx
 	gen Generation
 }
 
-// Origin says where assembled records are from.
+// Origin describes where the records of an Assembly come from.
 type Origin struct {
 	ClusterID    string
 	Shard        string
-	Incarnation  uint64 // of the cluster that wrote them; 0: it had none
-	Index        uint64 // of the state that they show; 0 if that is not known
+	Incarnation  uint64 // of the cluster that wrote the records; 0 if it had none
+	Index        uint64 // of the state that was stored; 0 if unknown
 	Clock        int64  // Unix nanoseconds
 	FeatureLevel uint32
 }
 
-// Assemble begins with no records.
+// Assemble begins an Assembly without records.
 func Assemble(o Origin) *Assembly {
 	t := &Tx{r: *New().r}
 	info := &t.r.info
@@ -36,7 +36,7 @@ func Assemble(o Origin) *Assembly {
 	return &Assembly{t: t, gen: Generation{Incarnation: info.Incarnation}}
 }
 
-// Node takes one node, as if it had registered. Nodes come before workloads.
+// Node adds a node as if it had registered. Add nodes before workloads.
 func (a *Assembly) Node(m *commandv1.NodeRecord) error {
 	if fault := bounds.NodeFault(m.GetFacts()); fault != "" {
 		return &Refusal{Kind: Invalid, Reason: fault}
@@ -52,7 +52,7 @@ func (a *Assembly) Node(m *commandv1.NodeRecord) error {
 	return nil
 }
 
-// Namespace takes one namespace. They come before workloads.
+// Namespace adds a namespace. Add namespaces before workloads.
 func (a *Assembly) Namespace(m *commandv1.NamespaceRecord) error {
 	n := namespaceRecordOf(m)
 	if fault := n.fault(); fault != "" {
@@ -68,10 +68,9 @@ func (a *Assembly) Namespace(m *commandv1.NamespaceRecord) error {
 	return nil
 }
 
-// Workload takes one workload. Where its node is unknown, it is to be placed; where its
-// namespace is, that is made without a quota. One
-// that is being deleted is what its node has to let go: without a node that may
-// hold it there is nothing left to do, and nothing is taken.
+// Workload adds a workload. A workload on an unknown node becomes unplaced. An unknown namespace
+// is created without a quota. A workload that is being deleted becomes a residual on its node;
+// if that node is unknown, nothing is added.
 func (a *Assembly) Workload(m *commandv1.WorkloadRecord) error {
 	put := m.GetPut()
 	deleting := Desired(put.GetDesired()) == DesiredDeleted
@@ -98,7 +97,7 @@ func (a *Assembly) Workload(m *commandv1.WorkloadRecord) error {
 		w.Retry.MaxAttempts = DefaultMaxAttempts
 	}
 	if w.Namespace != "" && !a.t.state().HasNamespace(w.Namespace) {
-		// Its record is lost; the workload is not. Nobody is confined to it and it has no quota.
+		// The record of the namespace is lost. Create one without users and without a quota.
 		err := a.Namespace(&commandv1.NamespaceRecord{Put: &commandv1.PutNamespace{Name: w.Namespace, Description: "imported without its record"}})
 		if err != nil {
 			return err
@@ -123,12 +122,12 @@ func (a *Assembly) Workload(m *commandv1.WorkloadRecord) error {
 		w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts}
 		w.Reason = reasonOf(w, nil, a.t.r.info.Clock)
 	default:
-		// What was accepted and seen is of the order that the record shows.
+		// The stored acknowledgement and observation belong to the stored order, which has a new generation here.
 		w.Actual.Generation = Generation{}
 		if w.Acknowledged {
 			w.Actual.Generation = w.Generation
 		}
-		if !w.Acknowledged || w.Actual.State == ActualFailed { // the order may have been refused
+		if !w.Acknowledged || w.Actual.State == ActualFailed { // the node may have refused the order
 			a.t.unguarded(w)
 		}
 		if w.Retry.Terminal {
@@ -141,7 +140,7 @@ func (a *Assembly) Workload(m *commandv1.WorkloadRecord) error {
 	return nil
 }
 
-// State is what was taken. The Assembly must not be used afterwards.
+// State returns the state that was built. The Assembly must not be used afterwards.
 func (a *Assembly) State() (State, error) {
 	a.t.r.info.Sequence = a.gen.Sequence
 	if err := a.t.derive(); err != nil {
@@ -154,8 +153,8 @@ func (a *Assembly) State() (State, error) {
 	return s, nil
 }
 
-// Untouched refuses to import into a cluster that has work of its own, which an
-// import would replace. Nodes may have registered.
+// Untouched returns an error if the cluster has workloads or residuals, which an import would
+// replace. Registered nodes are allowed.
 func Untouched(present View) error {
 	all, left := present.WorkloadCount(), present.ResidualCount()
 	if all+left == 0 {

@@ -12,16 +12,15 @@ import (
 	"github.com/persys/compute/api/strict"
 )
 
-// ErrUnknownCommand means that a log entry holds something this version does not
-// know. A replica must stop loudly: skipping it would let replicas diverge in
-// silence (fsm/DESIGN.md).
+// ErrUnknownCommand means that a log entry holds a command or a field that this version does not
+// know. The replica must stop: if it skipped the entry, it would diverge silently.
 var ErrUnknownCommand = errors.New("the log holds a command that this version does not know: upgrade this replica")
 
 // commandsTag precedes each element of Batch.commands.
 const commandsTag = commandsField<<3 | byte(protowire.BytesType)
 
-// AppendCommand frames c as one element of Batch.commands, so that frames put
-// one after another are a valid Batch.
+// AppendCommand encodes c as one element of Batch.commands and appends it to dst. Concatenated
+// elements form a valid Batch.
 func AppendCommand(dst []byte, c Command) ([]byte, error) {
 	if c.GetBody() == nil {
 		return dst, fmt.Errorf("encode command: it has no body: %w", ErrUnknownCommand)
@@ -33,16 +32,16 @@ func AppendCommand(dst []byte, c Command) ([]byte, error) {
 	if _, err := c.MarshalToSizedBufferVT(out[at:]); err != nil {
 		return dst, fmt.Errorf("encode command %s: %w", ArmName(c), err)
 	}
-	// What no replica could read must not get into the log.
+	// Reject bytes that no replica could decode before they get into the log.
 	if err := commandSchema.Check(out[at:], true); err != nil {
 		return dst, fmt.Errorf("encode command %s: %w", ArmName(c), unknownCommand(err))
 	}
 	return out, nil
 }
 
-// DecodeBatch reads one log entry into commands that stand alone. An arm or a field that
-// this version does not know, at any depth, gives ErrUnknownCommand; other errors are broken
-// bytes.
+// DecodeBatch decodes one log entry into commands that share no memory with each other. It
+// returns ErrUnknownCommand for a command or field that this version does not know, at any
+// depth. Other errors mean that the bytes are corrupt.
 func DecodeBatch(b []byte) ([]Command, error) {
 	var d Decoder
 	n, err := d.Open(bytes.Clone(b))
@@ -51,7 +50,7 @@ func DecodeBatch(b []byte) ([]Command, error) {
 	}
 	commands := make([]Command, n)
 	for i := range commands {
-		d.shell = nil // what it has is the caller's
+		d.shell = nil // the caller keeps the messages, so they must not be reused
 		if commands[i], err = d.Next(); err != nil {
 			return nil, err
 		}
@@ -59,15 +58,15 @@ func DecodeBatch(b []byte) ([]Command, error) {
 	return commands, nil
 }
 
-// Decoder reads log entries command by command, as DecodeBatch does, but may use the
-// messages of one command again for the next. It is for one goroutine.
+// Decoder decodes log entries command by command and reuses its messages from one command to the
+// next. It is for use by one goroutine.
 type Decoder struct {
 	rest  []byte
 	shell *shell
 }
 
-// Open checks a whole entry and says how many commands it has. The entry must stay as
-// it is until the last of them is read.
+// Open checks a whole entry and returns the number of its commands. The caller must not change b
+// until the last command is read.
 func (d *Decoder) Open(b []byte) (commands int, err error) {
 	if err := batchSchema.Check(b, true); err != nil {
 		return 0, fmt.Errorf("decode log entry of %d bytes: %w", len(b), unknownCommand(err))
@@ -76,8 +75,8 @@ func (d *Decoder) Open(b []byte) (commands int, err error) {
 	return countFrames(b), nil
 }
 
-// Next reads the next command. The message is good until Next or Open is called again;
-// the bytes and strings in the body, which records keep, stay good.
+// Next decodes the next command. The message is valid until the next call of Next or Open. Bytes
+// and strings in its body stay valid, because records keep them.
 func (d *Decoder) Next() (Command, error) {
 	var frame []byte
 	frame, d.rest = element(d.rest, commandsField)
@@ -98,9 +97,9 @@ func (d *Decoder) Next() (Command, error) {
 	return c, nil
 }
 
-// smallFrame is up to when the strings and bytes of a command share one copy of
-// what they were read from. What a record keeps of it keeps all of it, which for a small
-// one is hardly more than the record needs, and one allocation instead of a dozen.
+// smallFrame is the size in bytes up to which all strings of a command share one copy of its
+// encoding. A record that keeps one of the strings keeps the whole copy. For a small command
+// that costs little memory and saves a dozen allocations.
 const smallFrame = 1 << 10
 
 func decodeFrame(c Command, frame []byte) error {
@@ -110,8 +109,8 @@ func decodeFrame(c Command, frame []byte) error {
 	return c.UnmarshalVTUnsafe(bytes.Clone(frame))
 }
 
-// shell is the messages of the command that comes in numbers: a small put, or several that
-// are judged each by itself.
+// shell holds the reused messages of the most frequent command: one small put, or several puts
+// that are judged one by one.
 type shell struct {
 	command commandv1.Command
 	head    commandv1.Head
@@ -134,11 +133,11 @@ const (
 	workloadsField = 1
 )
 
-// eachSet is the field each at the end of a PutWorkloads, set.
+// eachSet is the encoding of `each: true`, which ends such a PutWorkloads.
 var eachSet = protowire.AppendVarint(protowire.AppendTag(nil, 152, protowire.VarintType), 1)
 
-// fill reads a frame that holds a head, or none, and one small put or several to be judged
-// each by itself, and nothing else; of others it makes nothing.
+// fill decodes a frame that holds an optional head and either one small put or several puts with
+// each set. It returns nil for any other frame.
 func (s *shell) fill(frame []byte) (Command, error) {
 	head, rest := element(frame, headField)
 	puts, rest := element(rest, putField)
@@ -185,7 +184,7 @@ func (s *shell) fill(frame []byte) (Command, error) {
 	return c, nil
 }
 
-// fillPut reads a put into the i-th of those that are made.
+// fillPut decodes put into the i-th reused message.
 func (s *shell) fillPut(i int, put []byte) (*commandv1.WorkloadPut, error) {
 	if i == len(s.made) {
 		s.made = append(s.made, &shelledPut{})
@@ -197,8 +196,8 @@ func (s *shell) fillPut(i int, put []byte) (*commandv1.WorkloadPut, error) {
 	return &p.it, p.it.UnmarshalVTUnsafe(bytes.Clone(put))
 }
 
-// element takes a field of messages off bytes in which the schema has found nothing
-// wrong, when it is the first of them; else it is nil, and the rest is all of them.
+// element splits the first field off b, which the schema has checked. If the first field has
+// another number, value is nil and rest is b.
 func element(b []byte, field protowire.Number) (value, rest []byte) {
 	if len(b) == 0 {
 		return nil, nil
@@ -225,7 +224,7 @@ func unknownCommand(err error) error {
 	return err
 }
 
-// What the wire may hold, from the descriptors; never changed.
+// The schemas that the protobuf descriptors define. They never change.
 var (
 	batchSchema   = strict.Of((&commandv1.Batch{}).ProtoReflect().Descriptor())
 	commandSchema = strict.Of((&commandv1.Command{}).ProtoReflect().Descriptor())

@@ -52,8 +52,8 @@ func (c *checker) info() {
 	m := c.s.r.info
 	c.must(m.Mode == ModeNormal || m.Mode == ModeDegraded || m.Mode == ModeRecovery, "mode %q is unknown", m.Mode)
 	if m.ClusterID == "" {
-		c.must(c.s.WorkloadCount()+c.s.NodeCount()+c.s.ResidualCount() == 0, "a virgin state holds records")
-		c.must(m.Incarnation == 0 && m.FeatureLevel == 0, "a virgin state has incarnation %d and feature level %d", m.Incarnation, m.FeatureLevel)
+		c.must(c.s.WorkloadCount()+c.s.NodeCount()+c.s.ResidualCount() == 0, "a state without a cluster holds records")
+		c.must(m.Incarnation == 0 && m.FeatureLevel == 0, "a state without a cluster has incarnation %d and feature level %d", m.Incarnation, m.FeatureLevel)
 		return
 	}
 	c.must(bounds.ValidID(m.ClusterID), "cluster id %q is malformed", m.ClusterID)
@@ -145,13 +145,13 @@ func (c *checker) residuals() {
 func (c *checker) tombstones() {
 	info := c.s.r.info
 	last := Generation{info.Incarnation, info.Sequence}
-	c.must(c.s.TombstoneCount() <= MaxTombstones, "%d graves are kept, at most %d", c.s.TombstoneCount(), MaxTombstones)
+	c.must(c.s.TombstoneCount() <= MaxTombstones, "%d tombstones are kept, at most %d", c.s.TombstoneCount(), MaxTombstones)
 	c.s.r.tombstones.Scan(func(id string, g *Tombstone) bool {
-		c.must(g.Workload == id && bounds.ValidID(id), "grave of %q is stored under %q", clip(g.Workload), clip(id))
+		c.must(g.Workload == id && bounds.ValidID(id), "tombstone of %q is stored under %q", clip(g.Workload), clip(id))
 		_, alive := c.s.Workload(id)
-		c.must(!alive, "workload %s has a record and a grave", id)
-		c.must(!g.Generation.IsZero() && !last.Less(g.Generation), "grave of %s has generation %s, the last handed out is %s", id, g.Generation, last)
-		c.must(g.Index <= info.Index, "grave of %s was dug at index %d, this is index %d", id, g.Index, info.Index)
+		c.must(!alive, "workload %s has a record and a tombstone", id)
+		c.must(!g.Generation.IsZero() && !last.Less(g.Generation), "tombstone of %s has generation %s, the last handed out is %s", id, g.Generation, last)
+		c.must(g.Index <= info.Index, "tombstone of %s was made at index %d, this is index %d", id, g.Index, info.Index)
 		return true
 	})
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/persys/compute/fsm/bounds"
 )
 
-// initCluster gives a virgin state its identity and a restored one a new
-// incarnation: Raft indexes may have gone backwards, generations must not.
+// initCluster gives a new state its cluster id. A state that has one gets a new incarnation:
+// after a restore Raft indexes may be lower than before, and generations must not be.
 func (t *Tx) initCluster(b *commandv1.InitCluster) Result {
 	info := &t.r.info
 	switch {
@@ -36,7 +36,7 @@ func (t *Tx) initCluster(b *commandv1.InitCluster) Result {
 	return Result{}
 }
 
-// setMode moves the control plane to another mode, or renews the reason.
+// setMode changes the mode, the reason, or whether the mode is pinned.
 func (t *Tx) setMode(b *commandv1.SetMode) Result {
 	info := &t.r.info
 	mode := Mode(b.GetMode())
@@ -69,7 +69,7 @@ func (t *Tx) setMode(b *commandv1.SetMode) Result {
 	return Result{}
 }
 
-// mirrorAttached records that an etcd has held the whole mirror.
+// mirrorAttached records the id of the etcd cluster that has held the whole mirror.
 func (t *Tx) mirrorAttached(b *commandv1.MirrorAttached) Result {
 	info := &t.r.info
 	id := b.GetEtcdClusterId()
@@ -86,7 +86,7 @@ func (t *Tx) mirrorAttached(b *commandv1.MirrorAttached) Result {
 	return Result{}
 }
 
-// putReplica records how a scheduler can be reached.
+// putReplica records the addresses, version and feature level of a scheduler.
 func (t *Tx) putReplica(b *commandv1.PutReplica) Result {
 	if !bounds.ValidID(b.GetId()) {
 		return refuse(Invalid, "id: %q does not match %s", b.GetId(), bounds.IDRule)
@@ -113,8 +113,8 @@ func (t *Tx) removeReplica(b *commandv1.RemoveReplica) Result {
 	return Result{}
 }
 
-// setFeatureLevel lets commands of a newer version into the log. Every announced
-// replica must understand the level: one that does not would have to stop.
+// setFeatureLevel raises the feature level. Every announced replica must understand the new
+// level, because a replica stops at a command that it does not know.
 func (t *Tx) setFeatureLevel(b *commandv1.SetFeatureLevel) Result {
 	info := &t.r.info
 	switch level := b.GetLevel(); {

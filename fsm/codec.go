@@ -8,8 +8,8 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// Conversions between the wire's messages and the records. Empty lists are nil
-// on both sides, so that a record survives any round trip unchanged.
+// Conversions between protobuf messages and records. An empty list is nil on both sides, so that
+// a record survives a round trip unchanged.
 
 func convert[A, B any](in []A, fn func(A) B) []B {
 	if len(in) == 0 {
@@ -46,7 +46,7 @@ func GenerationPB(g Generation) *commandv1.Generation {
 	return &commandv1.Generation{Incarnation: g.Incarnation, Sequence: g.Sequence}
 }
 
-// sortedLabels sorts by key; of equal keys the last one wins.
+// sortedLabels sorts labels by key. Of several labels with one key the last one is kept.
 func sortedLabels(in []*commandv1.Label) []Label {
 	out := convert(in, labelOf)
 	slices.SortStableFunc(out, func(a, b Label) int { return cmp.Compare(a.Key, b.Key) })
@@ -89,8 +89,8 @@ func demandValue(d *commandv1.Demand) Demand {
 	}
 }
 
-// word is s, without the bytes that it was read from where it is one of those that nearly
-// every put has: a record that keeps the demand of the one before shall not keep those.
+// word returns a constant for the strings that almost every put contains. A record then does
+// not keep the encoded command in memory for the sake of one short string.
 func word(s string) string {
 	for _, w := range [...]string{"container", "compose", "vm", OnLostLeaseKeep, OnLostLeaseStop, string(DesiredRunning), string(DesiredStopped)} {
 		if s == w {
@@ -140,8 +140,8 @@ func demandEqual(a, b *Demand) bool {
 		})
 }
 
-// factsOf reads a registration; normalise is left to the caller, so that a
-// snapshot gives back what was stored.
+// factsOf converts a registration without normalising it, so that a snapshot returns the facts
+// exactly as they were stored.
 func factsOf(b *commandv1.RegisterNode) NodeFacts {
 	return NodeFacts{
 		Endpoint:       b.GetEndpoint(),
@@ -189,8 +189,8 @@ func factsPB(id string, f *NodeFacts) *commandv1.RegisterNode {
 	}
 }
 
-// normalise brings the facts of a registration into the one form that the
-// planner compares.
+// normalise brings facts into the form that the planner compares: sorted, lower case, and with
+// the current names of types and storage drivers.
 func (f *NodeFacts) normalise() {
 	f.Types = vocabulary(f.Types, func(s string) string {
 		switch s {
@@ -214,7 +214,7 @@ func (f *NodeFacts) normalise() {
 	}
 }
 
-// vocabulary lowers, renames, sorts and dedups names; blank ones are dropped.
+// vocabulary lowers, renames, sorts and deduplicates names, and drops empty ones.
 func vocabulary(in []string, rename func(string) string) []string {
 	var out []string
 	for _, s := range in {
@@ -226,7 +226,7 @@ func vocabulary(in []string, rename func(string) string) []string {
 	return slices.Compact(out)
 }
 
-// factsEqual compares what a registration says, apart from when it was sent.
+// factsEqual compares two registrations without their timestamps.
 func factsEqual(a, b *NodeFacts) bool {
 	return a.Endpoint == b.Endpoint && a.CPU == b.CPU && a.Memory == b.Memory &&
 		slices.Equal(a.Pools, b.Pools) && slices.Equal(a.Types, b.Types) &&
@@ -245,9 +245,9 @@ func (n *Node) SameFacts(b *commandv1.RegisterNode) bool {
 	return n.Up && n.ID == b.GetId() && len(n.Lacks) == 0 && factsEqual(&n.Facts, &f)
 }
 
-// Runs reports whether the node offers a workload type. A node that names none
-// is a legacy one and runs everything but virtual machines.
-// What it refused since it registered it does not run, whatever it said then.
+// Runs reports whether the node runs a workload type. A node that names no types is a legacy v1
+// peer and runs everything except virtual machines. A type that the node has refused since it
+// registered does not count.
 func (n *Node) Runs(workloadType string) bool {
 	if slices.Contains(n.Lacks, workloadType) {
 		return false

@@ -2,14 +2,14 @@ package fsm
 
 import "encoding/binary"
 
-// The divergence digest (fsm/DESIGN.md) folds, per command, the index, the
-// command's number, the verdict and every record that it left. Replicas at the
-// same index and feature level compare it; a difference means that one of them
-// applied something else. The encoding is written out by hand because protobuf's
-// bytes are not stable across versions: a field added to a record is added here
-// at the end, and only takes effect at a higher feature level.
+// The divergence digest folds, for each command, the index, the number of the command, the
+// verdict and every record that the command left. Replicas compare it at the same index and the
+// same feature level. If it differs, one of them has applied something else.
+//
+// The encoding is written by hand because the bytes of protobuf are not stable across versions.
+// A new field is added at the end of its record and needs a new feature level.
 
-// fold advances the digest by one judged command.
+// fold updates the digest after one command.
 func (t *Tx) fold(c Command, res Result) {
 	e := encoder(t.scratch[:0])
 	info := &t.r.info
@@ -37,18 +37,20 @@ func (t *Tx) fold(c Command, res Result) {
 	info.Digest = t.hash.Sum64()
 	t.scratch = e
 	if cap(t.scratch) > 1<<20 {
-		t.scratch = nil // one huge spec must not stay in memory
+		t.scratch = nil // do not keep the memory of one huge specification
 	}
 }
 
-// foldPiece is how much is encoded before it is hashed: it is still at hand then.
+// foldPiece is the number of encoded bytes after which they are hashed, while they are still in
+// the CPU cache.
 const foldPiece = 8 << 10
 
-// encoder appends fields: integers as 8 bytes, strings and lists after their
-// length, so that no two field sequences give the same bytes.
+// encoder appends fields. An integer takes 8 bytes, and strings and lists follow their length,
+// so that two different sequences of fields never have the same bytes.
 type encoder []byte
 
-// append64, appendStr and appendBool are what an encoder does, for many fields in a row.
+// append64, appendStr and appendBool do the work of an encoder for many fields in a row, without
+// a store to memory after each field.
 func append64(b []byte, row ...uint64) []byte {
 	for _, v := range row {
 		b = binary.LittleEndian.AppendUint64(b, v)
@@ -106,8 +108,7 @@ func (e *encoder) taints(list []Taint) {
 	}
 }
 
-// change encodes what is left after a change; the former record was folded when
-// it was made.
+// change encodes the new record. The old record was folded when it was written.
 func (e *encoder) change(c *Change) {
 	e.u64(uint64(c.Table))
 	e.str(c.Key)
@@ -290,7 +291,7 @@ func (e *encoder) event(v *Event) {
 	e.str(v.Namespace)
 }
 
-// info leaves out Digest, which is folded first of all.
+// info encodes everything but Digest, which fold hashes first.
 func (e *encoder) info(m *Info) {
 	e.str(m.ClusterID)
 	e.u64(m.Incarnation)

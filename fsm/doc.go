@@ -1,36 +1,39 @@
-// Package fsm is the replicated state of a cluster and the only place where it
-// changes.
+// Package fsm is the replicated state of a cluster and the only place where it changes.
 //
-// A [State] is an immutable value. [State.Apply] takes a command of the Raft log
-// and gives the next value, the verdict and the records that changed; the same
-// commands in the same order give the same value, byte for byte, on every
-// replica. To keep that promise the package has no clock, no randomness, no
-// goroutine, no I/O but the snapshot's reader and writer, and no Go map: time
-// comes with the command, ids are minted outside.
+// A [State] is an immutable value. [State.Apply] takes one command of the Raft log and returns
+// the next state, the verdict on the command, and the records that changed. The same commands in
+// the same order give the same state on every replica, byte for byte. The package therefore has
+// no clock, no randomness, no goroutine, no Go map, and no I/O except the reader and writer of
+// snapshots. The time comes with the command, and ids are made by the caller.
 //
-// The log carries decisions, not algorithms. A planner proposes "web-1 goes to
-// node-a if it is still at generation 7"; Apply disposes: it checks epoch,
-// generation, readiness, capacity and ports again and skips what no longer
-// holds. So a planner may be wrong, late or deposed and still do no harm.
+// The log carries decisions, not algorithms. A planner proposes "web-1 goes to node-a if it is
+// still at generation 7". Apply checks epoch, generation, readiness, capacity and ports again,
+// and skips the item if one of them no longer holds. A planner that is wrong, late or deposed
+// does no harm.
 //
-// What a reader may rely on:
+// A reader may rely on these rules:
 //
-//   - A record that a [View] shows never changes. A change is a new record.
-//   - A command that is refused changes nothing but the index, the term, the
-//     clock, the digest, where it carried a request id, its receipt, and the
-//     line of history that says that it was refused (trust.go).
-//   - What was deleted is remembered for a while (tombstones.go), so that a node which
-//     returns with it is told to let go.
-//   - Every status follows from the record and its node alone (see status.go),
-//     so no path through the commands can leave a stale one behind.
+//   - A record that a [View] returns never changes. A change makes a new record.
+//   - A refused command changes only the index, the term, the clock and the digest. If it came
+//     with a request id it also leaves a receipt, and if it came through the API, an event.
+//   - A deleted workload leaves a tombstone for a while. A node that returns with such a
+//     workload is told to remove it.
+//   - The status of a workload follows from its record and the record of its node.
 //   - [State.Check] recomputes every index, sum and invariant from the records.
 //
-// Where things are: tx.go runs one command; put.go, nodes.go, plan.go, report.go,
-// failures.go, cluster.go, tombstones.go, ports.go and trust.go hold the commands; modes.go says which mode permits which;
-// receipts.go answers a repeated request once (package receipts keeps the answers); tables.go writes records and
-// indexes.go what follows from them; status.go derives states; digest.go folds
-// the divergence digest; codec.go and snapshot.go are the two byte formats;
-// check.go is the auditor.
+// The files:
 //
-// The package does not block and does not publish: package fsm/store does.
+//   - tx.go runs one command, and modes.go lists the commands and the modes that permit them.
+//   - put.go, each.go, plan.go, report.go, nodes.go, cluster.go, namespaces.go, rollouts.go,
+//     failures.go, drifts.go, ports.go, stops.go, guarded.go, tombstones.go and trust.go hold
+//     the commands and the rules that they share.
+//   - receipts.go answers a repeated request. Package receipts stores the answers.
+//   - types.go and view.go hold the records and the read-only interface. tables.go writes
+//     records, indexes.go maintains what is derived from them, and status.go derives states.
+//   - codec.go decodes commands, snapshot.go and records.go encode snapshots, and digest.go
+//     computes the digest that finds replicas that have diverged.
+//   - restore.go and assemble.go build a state from a backup or from another store.
+//   - check.go verifies a state.
+//
+// The package does not block and does not publish states. Package fsm/store does both.
 package fsm

@@ -8,10 +8,10 @@ import (
 	"github.com/persys/compute/fsm/bounds"
 )
 
-// Drifts: where a node differs from the state. The leader's planner finds them by
-// comparing what a node lists with what is expected of it; the state keeps those
-// that are open. What is done about them follows from other commands (a report, a
-// new order, a residual): a record changes nothing by itself.
+// Drifts are differences between a node and the state. The planner finds them by comparing the
+// list of workloads that a node sends with the workloads that the state expects there. The state
+// keeps the open ones. A drift record changes nothing by itself: other commands, such as a
+// report, a new order or a residual, repair the difference.
 
 // The kinds of drift (contract/semantics.md section 8).
 const (
@@ -30,13 +30,14 @@ const (
 	ActionReconcile    = "retry_and_reconcile"
 )
 
-// CodeOrphanDeleted is the reason of a residual that a person asked for.
+// CodeOrphanDeleted is the reason of a residual that a person requested for an orphan.
 const CodeOrphanDeleted = "OrphanDeleted"
 
-// CodeAdopted is the reason of an assignment that a person made of an orphan.
+// CodeAdopted is the reason of an assignment that a person requested for an orphan.
 const CodeAdopted = "Adopted"
 
-// MaxDrifts is how many open drifts are kept; more are not noted until some end.
+// MaxDrifts is the number of open drifts that are kept. Further ones are not recorded until some
+// are closed.
 const MaxDrifts = 10_000
 
 // Drift is one open difference.
@@ -56,7 +57,7 @@ func driftKey(node, workload, kind string) string { return node + "/" + workload
 
 func (d *Drift) key() string { return driftKey(d.Node, d.Workload, d.Type) }
 
-// Drifts scans the open drifts of a node, of all if node is "".
+// Drifts scans the open drifts of a node, or of all nodes if node is "".
 func (s State) Drifts(node string, fn func(*Drift) bool) {
 	if node == "" {
 		s.r.drifts.Scan(func(_ string, d *Drift) bool { return fn(d) })
@@ -93,10 +94,12 @@ func driftKind(kind string) bool {
 	return kind == DriftOrphan || kind == DriftState || kind == DriftRevision || kind == DriftMissing
 }
 
-// maxDriftID bounds the name of what a node has: it need not be an id of ours.
+// maxDriftID bounds the name of a workload on a node, in bytes. The name of an orphan need not
+// be a valid id.
 const maxDriftID = 256
 
-// setDrifts notes what one look found.
+// setDrifts records the result of one comparison: drifts to open, drifts to close, and orders to
+// give again.
 func (t *Tx) setDrifts(b *commandv1.SetDrifts) (res Result) {
 	for _, m := range b.GetOpen() {
 		d := driftOf(m)
@@ -132,7 +135,7 @@ func (t *Tx) setDrifts(b *commandv1.SetDrifts) (res Result) {
 			continue
 		}
 		w := *old
-		w.Generation = t.generation() // the same revision: a repair is no restart
+		w.Generation = t.generation() // keep the revision, so that the agent does not restart the workload
 		w.Acknowledged, w.AcknowledgedAt = false, 0
 		t.putWorkload(old, &w)
 		res.Items = append(res.Items, itemOf(&w))
@@ -140,8 +143,8 @@ func (t *Tx) setDrifts(b *commandv1.SetDrifts) (res Result) {
 	return res
 }
 
-// openDrift stores a drift; one that is open already keeps its beginning, and
-// makes no second event.
+// openDrift stores a drift. A drift that is already open keeps its start time and makes no
+// second event. It returns false if too many drifts are open.
 func (t *Tx) openDrift(d *Drift) bool {
 	old, ok := t.r.drifts.Get(d.key())
 	if ok {
@@ -171,7 +174,7 @@ func (t *Tx) closeDrift(d *Drift) {
 	t.driftEvent(EventDriftResolved, d)
 }
 
-// driftChanged takes a change of the table into the digest, and tells it.
+// driftChanged folds a change of the table into the digest and notes the Change.
 func (t *Tx) driftChanged(key string, old, d *Drift) {
 	var e encoder
 	e.str("drift/" + key)
@@ -201,7 +204,7 @@ func (t *Tx) driftEvent(kind string, d *Drift) {
 	})
 }
 
-// sentence says what differs, and for an orphan what to type.
+// sentence describes the difference. For an orphan it names the command to run.
 func (d *Drift) sentence() string {
 	switch d.Type {
 	case DriftOrphan:
@@ -214,7 +217,7 @@ func (d *Drift) sentence() string {
 	return "node " + d.Node + " says " + d.AgentStatus + ", the record " + d.SchedulerStatus
 }
 
-// ended says what is so again, and how long it was not.
+// ended describes how the difference ended and how long it lasted.
 func (d *Drift) ended(clock int64) string {
 	out := "node " + d.Node + " and the record agree again"
 	switch d.Type {
@@ -231,7 +234,7 @@ func (d *Drift) ended(clock int64) string {
 	return out
 }
 
-// closeDrifts ends all drifts of a node that goes.
+// closeDrifts closes all drifts of a node that is removed.
 func (t *Tx) closeDrifts(node string) {
 	var all []*Drift
 	t.state().Drifts(node, func(d *Drift) bool { all = append(all, d); return true })
@@ -240,7 +243,7 @@ func (t *Tx) closeDrifts(node string) {
 	}
 }
 
-// orphan finds the open orphan that a person speaks of.
+// orphan finds the open orphan that a command names.
 func (t *Tx) orphan(node, workload string) (*Drift, *Node, Result) {
 	n, ok := t.r.nodes.Get(node)
 	if !ok {
@@ -258,7 +261,7 @@ func (t *Tx) orphan(node, workload string) (*Drift, *Node, Result) {
 	return d, n, Result{}
 }
 
-// adoptDrift binds the workload that an orphan is to the node that has it.
+// adoptDrift assigns the workload of an orphan to the node that runs it.
 func (t *Tx) adoptDrift(b *commandv1.AdoptDrift) Result {
 	d, n, res := t.orphan(b.GetNode(), b.GetWorkload())
 	if d == nil {
@@ -286,7 +289,7 @@ func (t *Tx) adoptDrift(b *commandv1.AdoptDrift) Result {
 			return res
 		}
 	}
-	// As it would be if it were nowhere; only then is anything changed.
+	// Check the assignment as if the workload were unplaced, before anything is changed.
 	want := Workload{ID: d.Workload, Demand: &Demand{}, Desired: DesiredRunning}
 	if known {
 		want.Demand, want.Desired = old.Demand, old.Desired
@@ -328,7 +331,7 @@ func (t *Tx) adoptDrift(b *commandv1.AdoptDrift) Result {
 	return Result{Items: []Item{itemOf(&w)}}
 }
 
-// dropOrphan leaves a residual of an orphan, so that its node is told to delete it.
+// dropOrphan adds a residual for an orphan, so that its node is told to delete it.
 func (t *Tx) dropOrphan(b *commandv1.DropOrphan) Result {
 	d, n, res := t.orphan(b.GetNode(), b.GetWorkload())
 	if d == nil {

@@ -8,11 +8,11 @@ import (
 	"github.com/persys/compute/fsm/bounds"
 )
 
-// MaxEach is how many workloads a command may have judge by themselves.
+// MaxEach is the largest number of workloads in a command whose workloads are judged one by one.
 const MaxEach = 64
 
-// putEach judges each put as if it had come alone. They share what a command has once: who
-// asked, the request and its receipt, the generation.
+// putEach judges each put as if it had come in a command of its own. The puts share the caller,
+// the request id with its receipt, and the generation.
 func (t *Tx) putEach(b *commandv1.PutWorkloads) Result {
 	puts := b.GetWorkloads()
 	switch {
@@ -28,7 +28,7 @@ func (t *Tx) putEach(b *commandv1.PutWorkloads) Result {
 		item, refusal, ok := t.putAlone(puts[i : i+1])
 		if !ok {
 			item = Item{ID: puts[i].GetId(), Kind: refusal.Kind, Reason: strings.ToValidUTF8(refusal.Reason, "")}
-			if !bounds.ValidID(item.ID) { // then it may be anything
+			if !bounds.ValidID(item.ID) { // the id may be of any length and hold any bytes
 				item.ID = strings.ToValidUTF8(clip(item.ID), "")
 			}
 		}
@@ -38,7 +38,7 @@ func (t *Tx) putEach(b *commandv1.PutWorkloads) Result {
 	return Result{Items: items}
 }
 
-// putAlone judges one put that is no part of a group; ok is false when it is refused.
+// putAlone judges one put outside a group. ok is false if the put is refused.
 func (t *Tx) putAlone(one []*commandv1.WorkloadPut) (item Item, refusal Result, ok bool) {
 	if fault := t.putsFault(one, ""); fault != "" {
 		return Item{}, refuse(Invalid, "%s", fault), false
@@ -51,7 +51,7 @@ func (t *Tx) putAlone(one []*commandv1.WorkloadPut) (item Item, refusal Result, 
 	return t.putOne(one[0], old[0]), Result{}, true
 }
 
-// Of returns the verdict on one item of a command whose workloads are judged each by itself.
+// Of returns the verdict on one item of a command whose workloads are judged one by one.
 func (r Result) Of(i Item) Result {
 	return Result{Kind: i.Kind, Reason: i.Reason, Index: r.Index, Items: []Item{i}, Duplicate: r.Duplicate}
 }

@@ -7,21 +7,21 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// Failures count from the first one until the workload has run for a while. That it runs is no success yet: one that starts and ends in
-// a loop would begin anew each time, and never be given up. How long is long
-// enough is the planner's to say.
+// Failures count from the first one until the workload has run without interruption for a while.
+// Running alone is no success: a workload that starts and ends in a loop would reset its count
+// each time and would never be given up. The planner decides how long is long enough.
 
 // failed reports whether failures count.
 func (r *Retry) failed() bool { return r.Attempts != 0 || r.FirstFailureAt != 0 || r.Terminal }
 
-// observed counts what a node said of w. restarts is the engine's count that was
-// known before: one that starts it again by itself begins its time anew.
+// observed updates the counters after a report about w. restarts is the restart count of the
+// engine in the previous report. If it has grown, the time without interruption begins again.
 func (r *Retry) observed(w *Workload, restarts int32, state Actual, clock int64) {
 	switch {
 	case state == ActualStopped && w.Desired == DesiredStopped:
 		*r = Retry{MaxAttempts: r.MaxAttempts}
 	case state == ActualRunning && w.Desired == DesiredRunning:
-		r.NextAt = 0 // it runs: there is nothing to try again
+		r.NextAt = 0 // a running workload needs no retry
 		switch {
 		case !r.failed():
 			r.StableSince = 0
@@ -36,8 +36,8 @@ func (r *Retry) observed(w *Workload, restarts int32, state Actual, clock int64)
 	}
 }
 
-// nodeChanged is observed for a node that was lost, or is heard again: whether
-// what it has went on to run meanwhile is not known.
+// nodeChanged updates the counters after a node was lost or came back. Whether its workloads ran
+// in the meantime is unknown.
 func (r *Retry) nodeChanged(w *Workload, up bool, clock int64) {
 	switch {
 	case !up:
@@ -73,8 +73,8 @@ func (t *Tx) forgiveFailures(b *commandv1.ForgiveFailures) (res Result) {
 	return res
 }
 
-// overdue reports whether u says of a workload that is being deleted that a node
-// does not let it go in time: all that there is to say of such a record.
+// overdue reports whether u says that a node has not removed the deleted workload w in time. No
+// other reason is stored for a workload that is being deleted.
 func (t *Tx) overdue(w *Workload, u *commandv1.Unplaced) bool {
 	return w.Desired == DesiredDeleted && w.Generation == GenerationOf(u.GetIfGeneration()) &&
 		u.GetCode() == CodeDeleteTimeout
@@ -85,11 +85,11 @@ const (
 	MaxActions     = 20  // of one workload
 	maxActionError = 256 // bytes
 	maxActionID    = 256 // bytes
-	maxAuditTasks  = 64  // known tasks of one second; more of them might be told twice
+	maxAuditTasks  = 64  // recorded tasks that ended in one second; further ones might become events twice
 )
 
-// recordActions makes events of the tasks of a node that ended, or keeps those of the
-// workload that they were asked about.
+// recordActions turns the finished tasks of a node into events. If the command names a workload,
+// it stores the tasks in the record of that workload instead.
 func (t *Tx) recordActions(b *commandv1.RecordActions) (res Result) {
 	n, ok := t.r.nodes.Get(b.GetNode())
 	if !ok {
@@ -123,7 +123,7 @@ func (t *Tx) recordActions(b *commandv1.RecordActions) (res Result) {
 	return res
 }
 
-// auditActions appends the tasks of a node that ended since the last known one.
+// auditActions adds an event for each task that ended after the last recorded one.
 func (t *Tx) auditActions(node string, actions []AgentAction) {
 	was := &NodeAudit{Node: node}
 	if old, ok := t.r.audits.Get(node); ok {
@@ -155,7 +155,7 @@ func (t *Tx) auditActions(node string, actions []AgentAction) {
 	t.auditFold(now)
 }
 
-// dropAudit forgets what is known of a node's tasks.
+// dropAudit removes the record of the finished tasks of a node.
 func (t *Tx) dropAudit(node string) {
 	if _, ok := t.r.audits.Get(node); ok {
 		own(t, &t.r.audits, ownAudits).Delete(node)
@@ -163,7 +163,7 @@ func (t *Tx) dropAudit(node string) {
 	}
 }
 
-// auditFold takes a change of the table into the digest.
+// auditFold folds a change of the table into the digest.
 func (t *Tx) auditFold(a *NodeAudit) {
 	var e encoder
 	e.str("audit/" + a.Node)
@@ -172,16 +172,16 @@ func (t *Tx) auditFold(a *NodeAudit) {
 	t.sideFold = append(t.sideFold, e...)
 }
 
-// NodeAudit returns up to where the tasks of a node are known.
+// NodeAudit returns the time up to which the finished tasks of a node are recorded.
 func (s State) NodeAudit(node string) (*NodeAudit, bool) { return s.r.audits.Get(node) }
 
-// Knows reports whether a task has become an event, or has not ended yet.
+// Knows reports whether a task has become an event already, or has not ended yet.
 func (a *NodeAudit) Knows(x *commandv1.AgentAction) bool {
 	return x.GetEndedAt() <= 0 || a != nil && (x.GetEndedAt() < a.EndedAt || x.GetEndedAt() == a.EndedAt && slices.Contains(a.Tasks, clipTo(x.GetTaskId(), maxActionID)))
 }
 
-// AuditedUntil is the Unix second in which the last known task of a node ended,
-// on the agent's clock; 0 = none is known.
+// AuditedUntil returns the Unix second in which the last recorded task of a node ended, on the
+// clock of the agent; 0 if none is recorded.
 func (s State) AuditedUntil(node string) int64 {
 	if a, ok := s.r.audits.Get(node); ok {
 		return a.EndedAt

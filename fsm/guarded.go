@@ -7,20 +7,20 @@ package fsm
 // the leader's own clock: the clock of the log is set by whoever leads, and a jump or
 // a difference between two leaders must not shorten the wait.
 
-// Guarded reports whether w is stopped by n itself when n's lease ends.
+// Guarded reports whether node n stops w by itself when the lease of n ends.
 func (w *Workload) Guarded(n *Node) bool {
 	return w.Demand.stops() && n.Facts.SelfFencing && !w.Unguarded
 }
 
-// stops reports whether something is to be stopped when its node's lease ends.
+// stops reports whether the workload must stop when the lease of its node ends.
 func (d *Demand) stops() bool { return d.Exclusive && d.OnLostLease == OnLostLeaseStop }
 
-// keepsOnLostLease reports whether a workload must stay bound to a lost node
-// until an operator fences or removes it.
+// keepsOnLostLease reports whether a workload stays bound to a lost node until an operator
+// fences or removes the node.
 func keepsOnLostLease(w *Workload, n *Node) bool { return w.Demand.Exclusive && !w.Guarded(n) }
 
-// guards notes in the changed copy w of old what its node may still run of old. What
-// the node has accepted counts, not what the user has asked for since.
+// guards sets Unguarded in w, the changed copy of old. The order that the node accepted last
+// counts, not what the user has asked for since.
 func (t *Tx) guards(old, w *Workload) {
 	if old.Unguarded || !old.Demand.stops() {
 		t.unguarded(w)
@@ -29,8 +29,8 @@ func (t *Tx) guards(old, w *Workload) {
 	}
 }
 
-// unguarded notes in w that its node may run it as something that it does not stop: what
-// the node was told before is not known, or was to keep it.
+// unguarded marks that the node of w may not stop w when its lease ends: the last order that the
+// node accepted is unknown, or said to keep the workload.
 func (t *Tx) unguarded(w *Workload) {
 	w.Unguarded = w.Node != "" && w.Demand.stops()
 }

@@ -2,11 +2,11 @@ package fsm
 
 import "slices"
 
-// nowhere is what no index has an entry of; never changed.
+// nowhere stands for a missing record. No index has an entry for it. It never changes.
 var nowhere = Bare("")
 
-// reindex moves the derived entries of one workload from old to w; either may
-// be nil. Entries that stay are not touched, and their keys are not built.
+// reindex moves the index entries of one workload from old to w. Either may be nil. Keys are
+// built only for entries that change.
 func (t *Tx) reindex(old, w *Workload) {
 	before, after := old, w
 	if before == nil {
@@ -83,9 +83,8 @@ func (t *Tx) count(old, w *Workload) {
 	}
 }
 
-// sameClaims reports whether two versions of a workload hold the same place,
-// amounts and ports. A port claim is ordered by generation, so there a newer
-// generation is another claim.
+// sameClaims reports whether two versions of a workload claim the same node, amounts and ports.
+// Port claims are ordered by generation, so with ports a newer generation is a different claim.
 func sameClaims(a, b *Workload) bool {
 	if a.Node != b.Node {
 		return false
@@ -114,21 +113,20 @@ func sameClaims(a, b *Workload) bool {
 	return true
 }
 
-// claimWorkload adds (sign +1) or withdraws (-1) what an assigned workload
-// takes of its node.
+// claimWorkload adds (sign +1) or removes (-1) the claims of an assigned workload on its node.
 func (t *Tx) claimWorkload(w *Workload, n *Node, sign int) {
 	t.claimPorts(n.Engine(), w.Demand.Ports, claimWanted, w.Generation, n.ID, w.ID, sign)
 	t.claimPorts(n.Engine(), w.FormerPorts, claimFormer, w.Generation, n.ID, w.ID, sign)
 	t.claimAmounts(n, w.Demand, sign, sign, 0)
 }
 
-// claimResidual is claimWorkload for what a node may still run.
+// claimResidual does the same for a residual.
 func (t *Tx) claimResidual(r *Residual, n *Node, sign int) {
 	t.claimPorts(r.Engine, r.Demand.Ports, claimLeft, r.Generation, r.Node, r.Workload, sign)
 	t.claimAmounts(n, &r.Demand, sign, 0, sign)
 }
 
-// claimsOf adds or withdraws everything on a node at once.
+// claimsOf adds or removes all claims on a node.
 func (t *Tx) claimsOf(n *Node, sign int) {
 	for _, w := range t.workloadsOn(n.ID) {
 		t.claimWorkload(w, n, sign)
@@ -174,8 +172,8 @@ func (t *Tx) claimAmounts(n *Node, d *Demand, sign, workloads, residuals int) {
 	m.Set(n.ID, &a)
 }
 
-// addPool returns a new sorted list with gb added to one pool; empty pools are
-// left out.
+// addPool returns a new sorted list in which gb is added to one pool. Pools without use are left
+// out.
 func addPool(old []PoolUse, pool string, gb int64) []PoolUse {
 	out := make([]PoolUse, 0, len(old)+1)
 	done := false
@@ -204,7 +202,7 @@ func addPool(old []PoolUse, pool string, gb int64) []PoolUse {
 	return out
 }
 
-// pool resolves a pool name: "" is the node's first pool.
+// pool resolves the name of a storage pool. "" means the first pool of the node.
 func (n *Node) pool(name string) string {
 	if name == "" && len(n.Facts.Pools) > 0 {
 		return n.Facts.Pools[0].Name

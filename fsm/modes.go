@@ -7,7 +7,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// Permission is what a mode says to a command.
+// Permission says whether a mode permits a command.
 type Permission uint8
 
 // The permissions.
@@ -27,20 +27,21 @@ func (p Permission) String() string {
 	return "refuse"
 }
 
-// arm is one alternative of the command's oneof, by its protobuf name.
+// arm is the protobuf field name of a command in the oneof of Command, for example
+// put_workloads.
 type arm string
 
-// armRule is the fixed part of what is known of an arm.
+// armRule holds the static facts about a command.
 type armRule struct {
 	name    arm
 	number  uint32 // protobuf field number; part of the digest
-	level   uint32 // feature level that it needs
-	planned bool   // made by the leader's planner: carries its epoch
+	level   uint32 // lowest feature level of the cluster at which it is accepted
+	planned bool   // proposed by the planner; the command carries the epoch of its leader
 	frozen  Permission
 }
 
-// armRules is the mode × command table of fsm/DESIGN.md: normal allows
-// everything, degraded and recovery are frozen. Rows are only ever added.
+// armRules lists every command and what the frozen modes, degraded and recovery, permit. Mode
+// normal permits everything. Rows are only ever added.
 var armRules = [...]armRule{
 	{"init_cluster", 10, 0, false, Allowed},
 	{"put_workloads", 11, 1, false, Refused},
@@ -109,7 +110,7 @@ func ruleOf(rules []armRule, a arm) armRule {
 
 func (a arm) planned() bool { return a.rule().planned }
 
-// armOf names the alternative that is set, "" if none.
+// armOf returns the name of the command, or "" if c has no body.
 func armOf(c Command) arm {
 	switch c.GetBody().(type) {
 	case *commandv1.Command_InitCluster:
@@ -196,13 +197,12 @@ func armOf(c Command) arm {
 	return ""
 }
 
-// ArmName is the protobuf name of a command's body, e.g. put_workloads; "" if it
-// has none. For logs and metrics.
+// ArmName returns the protobuf name of the command, for example put_workloads, for logs and
+// metrics. It is "" if c has no body.
 func ArmName(c Command) string { return string(armOf(c)) }
 
-// PermissionOf is one cell of the mode × command matrix. command is a protobuf
-// arm name; one that is not known is Refused in every mode, as is every command
-// in a mode that is not known.
+// PermissionOf returns one cell of the matrix of modes and commands. An unknown command or mode
+// is Refused.
 func PermissionOf(m Mode, command string) Permission {
 	rule := arm(command).rule()
 	switch {
@@ -216,9 +216,9 @@ func PermissionOf(m Mode, command string) Permission {
 	return Refused
 }
 
-// Permit says whether a mode lets a command through, as far as that can be told
-// without the state: registrations pass, and Apply refuses those of unknown
-// nodes. The error is a *Refusal of Kind Frozen.
+// Permit reports whether a mode permits a command, as far as that follows from the command
+// alone. Registrations pass here, and Apply refuses those of unknown nodes. The error is a
+// *Refusal of Kind Frozen.
 func Permit(m Mode, c Command) error {
 	if PermissionOf(m, string(armOf(c))) != Refused {
 		return nil
@@ -226,8 +226,8 @@ func Permit(m Mode, c Command) error {
 	return &Refusal{Kind: Frozen, Reason: fmt.Sprintf("the control plane is in mode %s and refuses %s", m, armOf(c))}
 }
 
-// Matrix renders the whole table, one command per line: name, then the
-// permission in normal, degraded and recovery, separated by tabs.
+// Matrix returns the whole table as text, one command per line: its name and its permission in
+// normal, degraded and recovery, separated by tabs.
 func Matrix() string {
 	modes := [...]Mode{ModeNormal, ModeDegraded, ModeRecovery}
 	var b strings.Builder

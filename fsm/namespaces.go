@@ -11,22 +11,21 @@ import (
 	"github.com/persys/compute/fsm/quota"
 )
 
-// Namespaces divide the workloads of a cluster among those who share it (ADR 21). A
-// namespace says how much its workloads may ask for together, and who acts in it. It
-// divides no names: ids stay unique over the whole cluster, as legacy v1 peers, etcd keys
-// and DNS names need them to be.
+// Namespaces divide the workloads of a cluster among teams. The record of a namespace holds a
+// quota for its workloads and the users who act in it. Namespaces do not divide ids: an id stays
+// unique in the whole cluster, as legacy v1 peers, etcd keys and DNS names require.
 
-// DefaultNamespace is where every workload is that names no other. It is always there,
-// and may have a record like the others, with a quota or users.
+// DefaultNamespace holds every workload that names no namespace. It always exists and may have a
+// record with a quota or users like any other.
 const DefaultNamespace = "default"
 
-// Namespace is one record. A published one is never changed.
+// Namespace is one record. A published record never changes.
 type Namespace struct {
 	Name        string
 	Description string
 	Quota       quota.Amounts
-	// Users act here, and nowhere that does not name them; sorted. Who is named by no
-	// namespace acts everywhere. Admins do so in every case: rpc does not confine them.
+	// Users may act in this namespace, and in no namespace that does not name them; sorted. A user
+	// that no namespace names acts everywhere. Package rpc never confines admins.
 	Users       []string
 	CreatedAt   int64 // Unix nanoseconds, as is the next
 	UpdatedAt   int64
@@ -35,12 +34,12 @@ type Namespace struct {
 	ModifyIndex uint64
 }
 
-// Use is what the workloads of a namespace come to.
+// Use is what the workloads of a namespace use of its quota.
 type Use struct {
-	// Of those that are to run or stopped: a stopped one can be started at any time, so
-	// its place is kept. What is being deleted does not count.
+	// Sum over workloads whose desired state is running or stopped. A stopped workload may be
+	// started at any time, so it counts. A workload that is being deleted does not count.
 	quota.Amounts
-	Records int // workloads, those that are being deleted too
+	Records int // workloads, including those that are being deleted
 }
 
 // Bounds of namespaces.
@@ -50,7 +49,7 @@ const (
 	maxNamespaceComment = 1024 // bytes
 )
 
-// In is the namespace of a workload.
+// In returns the namespace of a workload.
 func (w *Workload) In() string {
 	if w.Namespace == "" {
 		return DefaultNamespace
@@ -58,7 +57,7 @@ func (w *Workload) In() string {
 	return w.Namespace
 }
 
-// In is the namespace that an event is about, "" where it is about none.
+// In returns the namespace of the event, or "" for an event about the cluster or a node.
 func (e *Event) In() string {
 	if e.Namespace == "" && (e.Workload != "" || strings.HasPrefix(e.Type, "Rollout")) {
 		return DefaultNamespace
@@ -66,7 +65,7 @@ func (e *Event) In() string {
 	return e.Namespace
 }
 
-// stored is a namespace's name as records keep it.
+// stored returns the name of a namespace as records store it: "" for the default namespace.
 func stored(name string) string {
 	if name == DefaultNamespace {
 		return ""
@@ -74,14 +73,13 @@ func stored(name string) string {
 	return name
 }
 
-// HasNamespace reports whether workloads can be put into a namespace.
+// HasNamespace reports whether a namespace exists.
 func (s State) HasNamespace(name string) bool {
 	_, ok := s.r.namespaces.Get(name)
 	return ok || name == DefaultNamespace
 }
 
-// Namespace returns a namespace; the default one has a record of its own only when
-// somebody made it.
+// Namespace returns a namespace. The default namespace exists even without a record.
 func (s State) Namespace(name string) (*Namespace, bool) {
 	n, ok := s.r.namespaces.Get(name)
 	if !ok && name == DefaultNamespace {
@@ -90,10 +88,10 @@ func (s State) Namespace(name string) (*Namespace, bool) {
 	return n, ok
 }
 
-// unlimited is the default namespace until somebody gives it limits or users; never changed.
+// unlimited is the default namespace without a record. It never changes.
 var unlimited = &Namespace{Name: DefaultNamespace}
 
-// Namespaces scans all namespaces, by name, the default one too.
+// Namespaces scans all namespaces by name, including the default one.
 func (s State) Namespaces(fn func(*Namespace) bool) {
 	if _, own := s.r.namespaces.Get(DefaultNamespace); own {
 		s.r.namespaces.Scan(func(_ string, n *Namespace) bool { return fn(n) })
@@ -115,7 +113,7 @@ func (s State) Namespaces(fn func(*Namespace) bool) {
 	}
 }
 
-// UseOf is what the workloads of a namespace come to.
+// UseOf returns what the workloads of a namespace use.
 func (s State) UseOf(namespace string) Use {
 	if u, ok := s.r.uses.Get(namespace); ok {
 		return *u
@@ -123,7 +121,8 @@ func (s State) UseOf(namespace string) Use {
 	return Use{}
 }
 
-// NamespacesOf are the namespaces that name a user, sorted; none: it acts everywhere.
+// NamespacesOf returns the namespaces that name a user, sorted. A user without any acts
+// everywhere.
 func (s State) NamespacesOf(user string) (out []string) {
 	prefix := user + "/"
 	s.r.byUser.Ascend(prefix, func(k string, _ struct{}) bool {
@@ -136,7 +135,7 @@ func (s State) NamespacesOf(user string) (out []string) {
 	return out
 }
 
-// counted is what w takes of its namespace's quota.
+// counted returns the amounts of w that count against the quota of its namespace.
 func (w *Workload) counted() quota.Amounts {
 	if w.Desired == "" || w.Desired == DesiredDeleted {
 		return quota.Amounts{}
@@ -148,7 +147,7 @@ func (d *Demand) amounts() quota.Amounts {
 	return quota.Amounts{CPU: d.CPU, Memory: d.Memory, Disk: d.Disk, Workloads: 1}
 }
 
-// useOf moves what a workload takes from its old record to its new one; either may be nil.
+// useOf replaces the amounts of old by those of w. Either may be nil.
 func (t *Tx) useOf(old, w *Workload) {
 	if old != nil && w != nil && old.Namespace == w.Namespace && old.counted() == w.counted() {
 		return
@@ -174,7 +173,7 @@ func (t *Tx) useOf(old, w *Workload) {
 	}
 }
 
-// namespaceOf is where a put belongs that replaces old; nil for nothing.
+// namespaceOf returns the namespace of a put that replaces old, which may be nil.
 func namespaceOf(p *commandv1.WorkloadPut, old *Workload) string {
 	switch {
 	case p.GetNamespace() != "":
@@ -185,7 +184,7 @@ func namespaceOf(p *commandv1.WorkloadPut, old *Workload) string {
 	return DefaultNamespace
 }
 
-// NamespaceOf is where a put belongs.
+// NamespaceOf returns the namespace of a put.
 func NamespaceOf(v namespaced, p *commandv1.WorkloadPut) string {
 	old, _ := v.Workload(p.GetId())
 	return namespaceOf(p, old)
@@ -195,16 +194,16 @@ type namespaced interface {
 	Workload(id string) (*Workload, bool)
 }
 
-// NamespaceView is what Fits needs of a state.
+// NamespaceView is the part of a View that Fits reads.
 type NamespaceView interface {
 	namespaced
 	Namespace(name string) (*Namespace, bool)
 	UseOf(namespace string) Use
 }
 
-// Fits judges a put, together with the workloads that leave by it, by its namespaces alone:
-// each must be there, be the one where the workload is already, and have the quota, both at
-// once and when every member has had its turn. The error is a *Refusal.
+// Fits checks a put, together with the workloads that it deletes, against namespaces: each
+// namespace must exist, must be the present one of the workload, and must have the quota, both
+// at once and after every member has had its turn. The error is a *Refusal.
 func Fits(v NamespaceView, b *commandv1.PutWorkloads, leaving []*Workload) error {
 	olds := make([]*Workload, len(b.GetWorkloads()))
 	for i, p := range b.GetWorkloads() {
@@ -213,8 +212,8 @@ func Fits(v NamespaceView, b *commandv1.PutWorkloads, leaving []*Workload) error
 	return fitsNowAndLater(v, b, olds, leaving)
 }
 
-// fitsNowAndLater is Fits for a caller that has looked up what is replaced; nil stands for
-// nothing.
+// fitsNowAndLater does the work of Fits for a caller that has looked up the present records; nil
+// means that there is none.
 func fitsNowAndLater(v NamespaceView, b *commandv1.PutWorkloads, olds, leaving []*Workload) error {
 	err := fits(v, b.GetWorkloads(), olds, leaving)
 	if err != nil || b.GetUpdate() == nil || b.GetGroupOf() == "" {
@@ -233,8 +232,8 @@ func fitsNowAndLater(v NamespaceView, b *commandv1.PutWorkloads, olds, leaving [
 	return nil
 }
 
-// fits judges puts and what leaves as if all of it happened at once. Every put comes by here
-// on every replica: what has no quota is not added up.
+// fits checks puts and deletions as if all of them happened at once. Every put passes here on
+// every replica, so namespaces without a quota are not summed up.
 func fits(v NamespaceView, puts []*commandv1.WorkloadPut, olds, leaving []*Workload) error {
 	var sums []quotaSum
 	for i, p := range puts {
@@ -272,7 +271,7 @@ func fits(v NamespaceView, puts []*commandv1.WorkloadPut, olds, leaving []*Workl
 	return nil
 }
 
-// quotaSum is by how much a command changes what a namespace uses.
+// quotaSum is the change of what a namespace uses.
 type quotaSum struct {
 	of *Namespace
 	by quota.Amounts
@@ -289,8 +288,8 @@ func addTo(sums []quotaSum, n *Namespace, by quota.Amounts) []quotaSum {
 
 func quoted(s string) string { return `"` + clipTo(s, clipped) + `"` }
 
-// admits judges what a command puts in place of what, and what goes with it, by namespaces:
-// whether whoever asked may act there, and Fits.
+// admits checks puts and the workloads that they delete against namespaces: the caller must be
+// allowed to act in each, and Fits must accept them.
 func (t *Tx) admits(b *commandv1.PutWorkloads, olds, leaving []*Workload) (Result, bool) {
 	puts := b.GetWorkloads()
 	for i, p := range puts {
@@ -317,7 +316,7 @@ func (t *Tx) admits(b *commandv1.PutWorkloads, olds, leaving []*Workload) (Resul
 	return Result{}, true
 }
 
-// may reports whether whoever asked may act on a workload of a namespace.
+// may reports whether the caller may act on a workload of a namespace.
 func (t *Tx) may(id, namespace string) (Result, bool) {
 	if len(t.confined) == 0 || slices.Contains(t.confined, namespace) {
 		return Result{}, true
@@ -325,8 +324,8 @@ func (t *Tx) may(id, namespace string) (Result, bool) {
 	return refuse(Denied, "workload %q is in namespace %q, and %s acts only in %s", clip(id), clip(namespace), t.by, strings.Join(t.confined, ", ")), false
 }
 
-// within lists the commands that somebody who is confined to namespaces may make. Those
-// about workloads are judged by the namespace; the others change nothing of anybody else's.
+// within lists the commands that a caller confined to namespaces may use. Commands about
+// workloads are also checked against the namespace. The others do not affect other callers.
 var within = [...]arm{
 	"put_workloads", "set_desired", "delete_workload", "retry_workload", "adopt_drift", "drop_orphan",
 	"set_rollout", "barrier", "audit", "admit",
@@ -370,8 +369,9 @@ func (t *Tx) putNamespace(b *commandv1.PutNamespace) Result {
 	return Result{}
 }
 
-// unmoved refuses a record that was made from another one than the present, which may be nil:
-// a put replaces all of it, so what somebody else said in between would be lost.
+// unmoved refuses a put that was made from another version of the record than old, the present
+// one, which may be nil. A put replaces the whole record, so a change made in between would be
+// lost.
 func unmoved(b *commandv1.PutNamespace, old *Namespace) Result {
 	if b.IfVersion == nil {
 		return Result{}
@@ -392,7 +392,7 @@ func unmoved(b *commandv1.PutNamespace, old *Namespace) Result {
 	}
 }
 
-// fault names what is wrong with a namespace, "" if nothing is.
+// fault returns an error text for an invalid namespace, or "".
 func (n *Namespace) fault() string {
 	switch {
 	case !bounds.ValidID(n.Name):
@@ -415,7 +415,7 @@ func (n *Namespace) fault() string {
 	return ""
 }
 
-// labels are what a namespace says of itself in an event.
+// labels returns the details of an event about a namespace.
 func (n *Namespace) labels() []Label {
 	limit := func(v int64) string {
 		if v == 0 {
@@ -428,7 +428,7 @@ func (n *Namespace) labels() []Label {
 		Label{"users", clipTo(strings.Join(n.Users, ","), 512)}, Label{"workloads", limit(n.Quota.Workloads)},
 	)
 	if len(out) == 0 {
-		return nil // as a snapshot gives it back
+		return nil // a snapshot restores an empty list as nil
 	}
 	return out
 }
@@ -463,7 +463,7 @@ func (t *Tx) storeNamespace(old, n *Namespace) {
 	t.changes = append(t.changes, Change{Table: TableNamespace, Key: n.Name, Old: old, New: n})
 }
 
-// indexUsers writes or removes who is named by a namespace.
+// indexUsers adds or removes the index entries for the users of a namespace.
 func (t *Tx) indexUsers(n *Namespace, on bool) {
 	if len(n.Users) == 0 {
 		return

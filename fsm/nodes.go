@@ -9,8 +9,8 @@ import (
 	"github.com/persys/compute/fsm/bounds"
 )
 
-// registerNode stores what a node says of itself and makes it Up. Equal facts of
-// a node that is Up change nothing.
+// registerNode stores the facts of a node and marks it Up. Equal facts of a node that is Up
+// change nothing.
 func (t *Tx) registerNode(b *commandv1.RegisterNode) Result {
 	if wrong := bounds.OversizedNode(b); wrong != "" {
 		return refuse(Invalid, "%s", wrong)
@@ -64,9 +64,8 @@ func (t *Tx) registerNode(b *commandv1.RegisterNode) Result {
 	return Result{}
 }
 
-// lacks notes that a node refused an order because it does not run the type, so
-// that it is asked no more before it registers anew. It returns the node as it is
-// then.
+// lacks notes that node n refused an order because it does not run the type of w. The planner
+// does not use the node for that type until it registers again. It returns the changed node.
 func (t *Tx) lacks(n *Node, w *Workload) *Node {
 	kind := w.Demand.Type
 	if w.Actual.Code != CodeRuntimeNotOffered || slices.Contains(n.Lacks, kind) {
@@ -79,11 +78,11 @@ func (t *Tx) lacks(n *Node, w *Workload) *Node {
 	return &next
 }
 
-// heldFor guards a node's id while a lost machine may run something exclusive
-// under it: another machine that took the id would be given that workload, or
-// would truly say that it has nothing of it. It returns such a workload when facts
-// are of another machine, "" when they may be of the same or none is at risk. An
-// agent that lost its file is on the same engine, and finds there what runs.
+// heldFor protects the id of a lost node that may still run an exclusive workload. Another
+// machine under that id would get the workload, or would report truthfully that it does not run
+// it. heldFor returns the id of such a workload if facts come from another machine, and "" if
+// they may come from the same machine or no exclusive workload is at risk. An agent that lost
+// its data directory is on the same engine and finds there what runs.
 func (t *Tx) heldFor(old *Node, facts *NodeFacts) (id string) {
 	was := &old.Facts
 	if old.Fenced || was.InstanceID == "" || was.InstanceID == facts.InstanceID ||
@@ -115,8 +114,8 @@ func instanceText(f *NodeFacts) string {
 	return "instance " + f.InstanceID
 }
 
-// setNodeStates records transitions that the leader saw. Items that say nothing
-// new, or speak of unknown nodes, change nothing.
+// setNodeStates records the transitions between up and down that the leader observed. Items
+// about unknown nodes are skipped.
 func (t *Tx) setNodeStates(b *commandv1.SetNodeStates) Result {
 	var res Result
 	for _, s := range b.GetNodes() {
@@ -151,8 +150,7 @@ func (t *Tx) setNodeStates(b *commandv1.SetNodeStates) Result {
 	return res
 }
 
-// rejudge derives status and reason of everything on a node whose own state
-// changed.
+// rejudge derives status and reason of all workloads on a node whose state changed.
 func (t *Tx) rejudge(n *Node) {
 	for _, old := range t.workloadsOn(n.ID) {
 		w := *old
@@ -165,7 +163,8 @@ func (t *Tx) rejudge(n *Node) {
 	}
 }
 
-// setNodeFlag stores a copy of a node changed by set, unless it is there.
+// setNodeFlag stores a copy of a node changed by set, unless has reports that nothing would
+// change.
 func (t *Tx) setNodeFlag(id string, has func(*Node) bool, set func(*Node), e Event) Result {
 	old, ok := t.r.nodes.Get(id)
 	if !ok {
@@ -193,8 +192,8 @@ func (t *Tx) cordonNode(b *commandv1.CordonNode) Result {
 		func(n *Node) { n.Cordoned = b.GetOn() }, e)
 }
 
-// drainNode marks a node as draining; the planner moves its workloads. Only
-// on=false ends it: neither a heartbeat nor a registration does.
+// drainNode marks a node as draining, so that the planner moves its workloads. Only on=false
+// ends a drain; a heartbeat or a registration does not.
 func (t *Tx) drainNode(b *commandv1.DrainNode) Result {
 	e := Event{Type: EventNodeDrainEnded}
 	if b.GetOn() {
@@ -205,7 +204,7 @@ func (t *Tx) drainNode(b *commandv1.DrainNode) Result {
 		func(n *Node) { n.Draining = b.GetOn() }, e)
 }
 
-// fenceNode takes the operator's word that nothing of a lost node runs any more.
+// fenceNode records the statement of an operator that a lost node runs nothing any more.
 func (t *Tx) fenceNode(b *commandv1.FenceNode) Result {
 	old, ok := t.r.nodes.Get(b.GetId())
 	switch {
@@ -226,7 +225,7 @@ func (t *Tx) fenceNode(b *commandv1.FenceNode) Result {
 	return Result{}
 }
 
-// clearResiduals forgets what a node may still run.
+// clearResiduals removes all residuals of a node.
 func (t *Tx) clearResiduals(node string) {
 	for _, r := range t.residualsOn(node) {
 		t.dropResidual(r)
@@ -234,8 +233,8 @@ func (t *Tx) clearResiduals(node string) {
 	}
 }
 
-// removeNode forgets a node. What was assigned to it is to be placed anew: like
-// a fence, it states that the node runs nothing any more.
+// removeNode removes a node. Like a fence, it states that the node runs nothing any more: its
+// workloads are placed again.
 func (t *Tx) removeNode(b *commandv1.RemoveNode) Result {
 	n, ok := t.r.nodes.Get(b.GetId())
 	if !ok {

@@ -7,8 +7,8 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// Planner commands carry independent items. One that no longer holds is skipped
-// and counted, and Result.Reason says why the first one was.
+// A planner command carries independent items. An item that no longer holds is skipped and
+// counted, and Result.Reason holds the reason of the first one.
 
 func (r *Result) skip(why string) {
 	r.Skipped++
@@ -17,7 +17,8 @@ func (r *Result) skip(why string) {
 	}
 }
 
-// planned finds the workload of an item, if it is still what was planned for.
+// planned returns the workload of an item if it is still at the generation that the planner saw.
+// Otherwise it returns the reason.
 func (t *Tx) planned(id string, g *commandv1.Generation) (*Workload, string) {
 	w, ok := t.r.workloads.Get(id)
 	switch {
@@ -46,7 +47,7 @@ func (t *Tx) assign(b *commandv1.Assign) (res Result) {
 		}
 		w := *old
 		if r, ok := t.r.residuals.Get(pair(n.ID, old.ID)); ok {
-			t.dropResidual(r) // what it left there is its own: absorbed
+			t.dropResidual(r) // the node may reuse what it still runs of this workload
 			t.holdPorts(&w, r.Demand.Ports)
 		}
 		w.Node = n.ID
@@ -67,8 +68,8 @@ func (t *Tx) assign(b *commandv1.Assign) (res Result) {
 	return res
 }
 
-// unfit says why w cannot be bound to n now, "" if it can. Labels, constraints
-// and taints are the planner's: breaking one wastes a placement, it does no harm.
+// unfit returns why w cannot be assigned to n now, or "". The planner alone checks labels,
+// constraints and taints: a violation is a poor placement and does no harm.
 func (t *Tx) unfit(w *Workload, n *Node, node string) string {
 	switch {
 	case w.Node != "":
@@ -84,7 +85,7 @@ func (t *Tx) unfit(w *Workload, n *Node, node string) string {
 	case w.Demand.Exclusive && t.hasResidual(w.ID):
 		return fmt.Sprintf("exclusive workload %q may still run elsewhere", w.ID)
 	}
-	// What the node still holds of this workload makes room for it.
+	// The claims of the residual of this workload on this node are free for it.
 	var own Demand
 	if r, ok := t.r.residuals.Get(pair(n.ID, w.ID)); ok {
 		own = r.Demand
@@ -133,7 +134,7 @@ func (a *Alloc) poolUse(name string) int64 {
 	return 0
 }
 
-// evict takes workloads off their nodes, to be placed anew.
+// evict removes workloads from their nodes, so that the planner places them again.
 func (t *Tx) evict(b *commandv1.Evict) (res Result) {
 	for _, e := range b.GetEvictions() {
 		old, why := t.planned(e.GetWorkload(), e.GetIfGeneration())
@@ -166,12 +167,11 @@ func (t *Tx) evict(b *commandv1.Evict) (res Result) {
 	return res
 }
 
-// mayBeGone guards the promise that an exclusive workload never runs twice: a
-// planner may call one gone only when its node was fenced, or is lost and stops it
-// on its own. That a node says it is Missing is no proof: an engine that is asked
-// while it starts lists nothing, and what is started by itself afterwards is there
-// again. It takes the answer to a delete, which also promises to obey nothing
-// older (contract/semantics section 5: no re-placing at the first missing signal).
+// mayBeGone keeps an exclusive workload from running twice. A planner may treat it as gone only
+// if its node is fenced, or is lost and stops it by itself. A report that it is Missing is no
+// proof: an engine that is asked while it starts lists nothing, and may start the workload
+// afterwards. The answer to a delete is a proof, because it also promises to obey no older order
+// (contract/semantics section 5: no re-placing at the first missing signal).
 func (t *Tx) mayBeGone(w *Workload) bool {
 	if !w.Demand.Exclusive {
 		return true
@@ -215,14 +215,14 @@ func (t *Tx) scheduleRetries(b *commandv1.ScheduleRetries) (res Result) {
 		case r.GetNextAt() > 0:
 			w.Retry.NextAt = r.GetNextAt()
 			if w.Reason.Code == CodeExhausted && old.Retry.Attempts < old.Retry.MaxAttempts {
-				e.Type = EventWorkloadFailed // said once: a stop goes on being tried, see stops.go
+				e.Type = EventWorkloadFailed // once; a stop is retried without end, see stops.go
 			}
 			if w.Reason.Code == "" {
 				w.Reason.Code = CodeBackoff
 			}
 			e.Details = append(e.Details, Label{"next_at", strconv.FormatInt(w.Retry.NextAt, 10)})
 		default:
-			// The same id and revision: a retry is no restart (RetryWorkload is).
+			// Keep the revision, so that the agent does not restart a running workload. RetryWorkload restarts it.
 			w.Generation = t.generation()
 			w.Acknowledged, w.AcknowledgedAt = false, 0
 		}
@@ -234,7 +234,7 @@ func (t *Tx) scheduleRetries(b *commandv1.ScheduleRetries) (res Result) {
 	return res
 }
 
-// explainUnplaced stores why a workload waits.
+// explainUnplaced stores why a workload is not placed.
 func (t *Tx) explainUnplaced(b *commandv1.ExplainUnplaced) (res Result) {
 	for _, u := range b.GetWorkloads() {
 		old, why := t.planned(u.GetWorkload(), u.GetIfGeneration())

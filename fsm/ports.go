@@ -6,21 +6,21 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// A host port is promised to one workload at a time, but bound by what runs. An
-// order that changes a workload's ports frees the former ones only when the agent
-// has carried it out: until then they stay claimed (Workload.FormerPorts), before
-// all who want them, and go into the residual if the workload leaves its node
-// meanwhile. So nobody is told to bind what is still bound.
+// A host port is promised to one workload at a time, but the running instance binds it. When an
+// order changes the ports of a workload, its former ports stay claimed (Workload.FormerPorts)
+// until the agent has carried out the order, and claims of former ports precede all others. If
+// the workload leaves its node meanwhile, they become part of the residual. No workload is
+// therefore told to bind a port that is still bound.
 
-// holdPorts has the copy w of a placed record go on to hold ports that an instance
-// of it may have bound.
+// holdPorts makes w, the changed copy of a placed record, keep its claims on ports that an
+// instance of it may have bound.
 func (t *Tx) holdPorts(w *Workload, bound []HostPort) {
 	w.FormerPorts = united(w.FormerPorts, bound)
 }
 
-// portsAfter lets go of former ports by what a node says of the present order: it
-// is carried out and what it replaces is gone, or all of it is, or it has failed
-// and the ports that are named are those of the former instance, which goes on.
+// portsAfter releases former ports after a report about the present order. All of them are free
+// once the order is carried out or the workload is gone. After a failure, the ports that the
+// report names still belong to the former instance.
 func (w *Workload) portsAfter(state Actual, refused bool) {
 	switch {
 	case len(w.FormerPorts) == 0:
@@ -37,7 +37,7 @@ func (w *Workload) portsAfter(state Actual, refused bool) {
 	}
 }
 
-// united is a list of what is in either; it may be one of them.
+// united returns the union of two lists. The result may be one of them.
 func united(a, b []HostPort) []HostPort {
 	if len(a) == 0 {
 		return b
@@ -54,8 +54,8 @@ func united(a, b []HostPort) []HostPort {
 	return out
 }
 
-// Wants reports whether w is to have a host port, as opposed to holding it only
-// until what it replaces is gone.
+// Wants reports whether the demand of w includes a host port. Otherwise w only holds the port
+// until its former instance is gone.
 func (w *Workload) Wants(p HostPort) bool { return slices.Contains(w.Demand.Ports, p) }
 
 func hostPortOf(p *commandv1.Port) HostPort { return HostPort{uint16(p.GetPort()), p.GetProtocol()} }

@@ -10,10 +10,10 @@ import (
 	"github.com/persys/compute/fsm/rollout"
 )
 
-// DefaultMaxAttempts stands in for a max_attempts of 0.
+// DefaultMaxAttempts replaces a max_attempts of 0.
 const DefaultMaxAttempts = 5
 
-// putWorkloads creates or changes workloads, all or none unless each is set.
+// putWorkloads creates or changes workloads. Without each, it does all of them or none.
 func (t *Tx) putWorkloads(b *commandv1.PutWorkloads) Result {
 	puts := b.GetWorkloads()
 	switch {
@@ -53,7 +53,7 @@ func (t *Tx) putWorkloads(b *commandv1.PutWorkloads) Result {
 	return Result{Items: items}
 }
 
-// putsFault names what is wrong with puts as such.
+// putsFault returns an error text for invalid puts, or "".
 func (t *Tx) putsFault(puts []*commandv1.WorkloadPut, group string) string {
 	fault := bounds.PutsFault(puts, group)
 	if fault == "" {
@@ -62,8 +62,8 @@ func (t *Tx) putsFault(puts []*commandv1.WorkloadPut, group string) string {
 	return fault
 }
 
-// replaced looks up what puts replace, nil for nothing. The ids are distinct, so that one
-// put leaves what the next one replaces. The list is good until the next command.
+// replaced returns the present records of puts, nil where there is none. The ids are distinct,
+// so one put does not change the record of another. The list is valid until the next command.
 func (t *Tx) replaced(puts []*commandv1.WorkloadPut) []*Workload {
 	t.olds = t.olds[:0]
 	for _, p := range puts {
@@ -73,9 +73,9 @@ func (t *Tx) replaced(puts []*commandv1.WorkloadPut) []*Workload {
 	return t.olds
 }
 
-// Surplus are the members of a group that a command leaves out, and so deletes: those in a
-// namespace of the members that it lists, or in the command's own if it lists none. Members
-// elsewhere that are called alike are others'.
+// Surplus returns the members of a group that a command does not list and therefore deletes:
+// those in the namespaces of the listed members, or in the namespace of the command if it lists
+// none. Members of other namespaces are not affected.
 func Surplus(v groupView, b *commandv1.PutWorkloads) []*Workload {
 	if b.GetGroupOf() == "" {
 		return nil
@@ -104,7 +104,7 @@ func surplus(v groupView, b *commandv1.PutWorkloads, group string) (out []*Workl
 	return out
 }
 
-// membersIn calls fn for the members of a group that `count` made, in the namespaces of puts.
+// membersIn calls fn for the members that `count` made of a group, in the namespaces of puts.
 func membersIn(v groupView, group string, puts []*commandv1.WorkloadPut, fn func(*Workload) bool) {
 	var in []string
 	for _, p := range puts {
@@ -122,31 +122,32 @@ type groupView interface {
 	Group(group string, fn func(*Workload) bool)
 }
 
-// Intended is the record that putting p would leave, without order and times:
-// what a plan compares with the present one.
+// Intended returns the record that a put would leave, without order and times. A plan compares
+// it with the present record.
 func Intended(p *commandv1.WorkloadPut) *Workload {
 	return &Workload{ID: p.GetId(), Spec: p.GetSpec(), Content: p.GetContent(), Demand: demandOf(p.GetDemand()), Actual: unobserved, Desired: Desired(p.GetDesired())}
 }
 
-// SameAs reports whether putting next over w changes nothing.
+// SameAs reports whether next would change nothing in w.
 func (w *Workload) SameAs(next *Workload) bool {
 	return w.Content == next.Content && w.Desired == next.Desired && demandEqual(w.Demand, next.Demand)
 }
 
-// TakesTurn reports whether an update member by member has w wait for its turn to become
-// next. What is to stop or to start does so at once.
+// TakesTurn reports whether a member-by-member update makes w wait for its turn before it
+// changes to next. A workload that starts or stops does so at once.
 func (w *Workload) TakesTurn(next *Workload) bool {
 	return !w.SameAs(next) && w.Desired == DesiredRunning && next.Desired == DesiredRunning
 }
 
-// MadeByCount reports whether id is a member that `count` names, <group>-<number>.
-// Others have joined the group by themselves and are left alone.
+// MadeByCount reports whether id has the form that `count` gives to members, <group>-<number>.
+// Members with other ids joined the group through their own specification and are not deleted
+// with it.
 func MadeByCount(group, id string) bool {
 	n, ok := strings.CutPrefix(id, group+"-")
 	return ok && n != "" && strings.Trim(n, "0123456789") == ""
 }
 
-// putOne stores p in place of old; nil for nothing.
+// putOne stores p in place of old, which may be nil.
 func (t *Tx) putOne(p *commandv1.WorkloadPut, old *Workload) Item {
 	demand := t.demanded(p, old)
 	desired := Desired(word(p.GetDesired()))
@@ -191,15 +192,15 @@ func (t *Tx) putOne(p *commandv1.WorkloadPut, old *Workload) Item {
 	w.Demand = demand
 	w.Desired = desired
 	w.Retry = Retry{MaxAttempts: limit}
-	w.Actions = nil // of another specification
+	w.Actions = nil // they belong to the former specification
 	if w.Node != "" {
 		t.holdPorts(&w, old.Demand.Ports)
 	}
 	t.guards(old, &w)
 	t.newOrder(&w)
 	if w.Reason.Code == "" && w.Node == "" && old.Reason.Code == CodeUnplaced && old.Demand == demand {
-		// What no node could take is what no node can take: saying so again would
-		// cost an entry for each change of a spec that waits.
+		// Same demand as before: keep the reason. Explaining it again would cost a log entry for
+		// each change of a workload that waits.
 		w.Reason = old.Reason
 	}
 	t.revise(old, &w)
@@ -217,25 +218,25 @@ func (t *Tx) putOne(p *commandv1.WorkloadPut, old *Workload) Item {
 	return itemOf(&w)
 }
 
-// demanded is the demand of p, that of the record before where it is the same.
+// demanded returns the demand of p. If it equals the demand of old, both records share it.
 func (t *Tx) demanded(p *commandv1.WorkloadPut, old *Workload) *Demand {
 	d := demandValue(p.GetDemand())
 	if old != nil && demandEqual(old.Demand, &d) {
 		return old.Demand
 	}
-	kept := d // only what is kept is allocated
+	kept := d // allocate only a demand that is stored
 	return &kept
 }
 
-// newOrder gives the copy of a record the generation of this command, to be
-// acknowledged anew, and the reason that is left after a user's change.
+// newOrder gives the copy of a record a new generation, which its node must acknowledge, and
+// derives its reason.
 func (t *Tx) newOrder(w *Workload) {
 	w.Generation = t.generation()
 	w.Acknowledged, w.AcknowledgedAt = false, 0
 	w.Reason = reasonOf(w, t.nodeOf(w), t.r.info.Clock)
 }
 
-// nodeOf is the node that has w, nil when it is unplaced.
+// nodeOf returns the node of w, or nil if w is unplaced.
 func (t *Tx) nodeOf(w *Workload) *Node {
 	if w.Node == "" {
 		return nil
@@ -295,9 +296,9 @@ func (t *Tx) deleteWorkload(b *commandv1.DeleteWorkload) Result {
 	return Result{Items: []Item{t.deleteOne(old, b.GetForce())}}
 }
 
-// deleteOne turns an assignment into a residual and marks the record. The record
-// goes at once when no node can hold it any more, or by force; residuals stay, so
-// that a node which returns is cleaned.
+// deleteOne turns an assignment into a residual and marks the record as deleted. The record is
+// removed at once if no node may hold the workload, or with force. Residuals stay, so that a
+// node which returns removes the workload.
 func (t *Tx) deleteOne(old *Workload, force bool) Item {
 	w := *old
 	w.Desired = DesiredDeleted
@@ -317,8 +318,8 @@ func (t *Tx) deleteOne(old *Workload, force bool) Item {
 	return itemOf(&w)
 }
 
-// release takes the copy w of a placed record off its node. Unless the node is
-// known to run nothing of it, it leaves a residual with the claims of w.
+// release takes w, the copy of a placed record, off its node. With gone, or if the node is
+// fenced, the node runs nothing of it. Otherwise a residual keeps its claims.
 func (t *Tx) release(w *Workload, gone bool, why string) {
 	n := t.nodeOf(w)
 	if !gone && !n.Fenced {
@@ -348,7 +349,7 @@ func (t *Tx) release(w *Workload, gone bool, why string) {
 	w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts}
 }
 
-// retryWorkload forgets the failures and forces a restart by a new revision.
+// retryWorkload resets the failure counters and forces a restart with a new revision.
 func (t *Tx) retryWorkload(b *commandv1.RetryWorkload) Result {
 	old, res, ok := t.theirs(b.GetId())
 	switch {
@@ -373,7 +374,7 @@ func (t *Tx) retryWorkload(b *commandv1.RetryWorkload) Result {
 	return Result{Items: []Item{itemOf(&w)}}
 }
 
-// theirs is a workload that whoever asked may act on.
+// theirs returns a workload if the caller may act on it.
 func (t *Tx) theirs(id string) (*Workload, Result, bool) {
 	w, ok := t.r.workloads.Get(id)
 	if !ok {
@@ -387,8 +388,8 @@ func noWorkload(id string) Result { return refuse(NotFound, "workload %q does no
 
 func noNode(id string) Result { return refuse(NotFound, "node %q does not exist", id) }
 
-// nonEmpty keeps one representation of "no bytes", so that a state read from a
-// snapshot equals the one it was written from.
+// nonEmpty returns nil for an empty slice, so that a state read from a snapshot equals the
+// original.
 func nonEmpty(b []byte) []byte {
 	if len(b) == 0 {
 		return nil

@@ -12,11 +12,11 @@ import (
 	"github.com/persys/compute/fsm/receipts"
 )
 
-// answerIndexTag is what the answer to something that was done, without a reason, begins
-// with: its kind, OK, is 0 and not written, and the index is not 0.
+// answerIndexTag is the first byte of an answer of kind OK without a reason: protobuf omits the
+// kind 0, and the index is never 0.
 const answerIndexTag = 3<<3 | byte(protowire.VarintType)
 
-// outcomeOf reads the stored answer to one API mutation.
+// outcomeOf decodes the stored answer to one API mutation.
 func outcomeOf(r receipts.Receipt) *commandv1.Outcome {
 	o := &commandv1.Outcome{}
 	if err := o.UnmarshalVT(r.Answer); err != nil {
@@ -25,14 +25,14 @@ func outcomeOf(r receipts.Receipt) *commandv1.Outcome {
 	return o
 }
 
-// answerOf is the answer to whoever sends a request again.
+// answerOf returns the stored answer as the answer to a repeated request.
 func answerOf(r receipts.Receipt) Result {
 	res := resultOf(outcomeOf(r))
 	res.Duplicate = true
 	return res
 }
 
-// outcomes writes answers as they are stored. What it needs for that is used again.
+// outcomes encodes answers for storage. It reuses its messages and its buffer.
 type outcomes struct {
 	outcome     commandv1.Outcome
 	items       []commandv1.ItemOutcome
@@ -40,7 +40,7 @@ type outcomes struct {
 	buf         []byte
 }
 
-// of is good until the next call.
+// of encodes an answer. The result is valid until the next call.
 func (w *outcomes) of(r *Result) []byte {
 	n := len(r.Items)
 	w.items = slices.Grow(w.items[:0], n)[:n]
@@ -62,9 +62,9 @@ func (w *outcomes) of(r *Result) []byte {
 	return w.buf
 }
 
-// RequestSkew is how far ahead of the state's clock a request id may have been
-// minted. Without a bound one wrong client clock would, once its receipt is
-// dropped, make everybody else's ids look too old.
+// RequestSkew is how far the time in a request id may be ahead of the clock of the state.
+// Without this bound, one wrong client clock would make the ids of all other clients too old
+// once its receipt is dropped.
 const RequestSkew = 5 * time.Minute
 
 // once answers a repeated request from its receipt and judges a new one.
@@ -99,7 +99,7 @@ func (t *Tx) once(c Command) Result {
 	return res
 }
 
-// judgeAudited leaves a line of history for every mutation of the API.
+// judgeAudited judges a command and makes sure that an API mutation leaves an event.
 func (t *Tx) judgeAudited(c Command) Result {
 	res := t.judge(c)
 	t.auditRefused(c, res)
@@ -111,7 +111,7 @@ func (t *Tx) stamp(r Result) Result {
 	return r
 }
 
-// ownReceipts makes the queue private before the first write to it, as own does.
+// ownReceipts makes the queue private before the first write to it, as own does for tables.
 func (t *Tx) ownReceipts() *receipts.Queue {
 	if t.owned&ownReceipts == 0 {
 		t.r.receipts = t.r.receipts.Copy()
@@ -120,7 +120,7 @@ func (t *Tx) ownReceipts() *receipts.Queue {
 	return t.r.receipts
 }
 
-// keep stores a receipt and drops those that retention lets go.
+// keep stores a receipt and drops receipts according to the retention.
 func (t *Tx) keep(rc receipts.Receipt) {
 	info, queue := &t.r.info, t.ownReceipts()
 	rc.Seq = info.ReceiptSeq + 1

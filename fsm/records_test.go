@@ -397,12 +397,12 @@ func TestSnapshotInvariants(t *testing.T) {
 		{"a workload that is nowhere and nothing", func(w *world) { w.workload("web").Desired = "Odd" }, "Odd"},
 		{"a fenced node that is up", func(w *world) { w.node("a").Fenced = true }, "fenced and up"},
 		{"a newer feature level", func(w *world) { w.s.r.info.FeatureLevel = FeatureLevel + 1 }, "feature level"},
-		{"a grave of the living", func(w *world) {
+		{"a tombstone of a workload that exists", func(w *world) {
 			w.s.r.tombstones.Set("web", &Tombstone{Workload: "web", Generation: w.workload("web").Generation})
-		}, "a record and a grave"},
-		{"a grave of the future", func(w *world) {
+		}, "a record and a tombstone"},
+		{"a tombstone with a generation that was never issued", func(w *world) {
 			w.s.r.tombstones.Set("dead", &Tombstone{Workload: "dead", Generation: Generation{1 << 60, 1}})
-		}, "grave of dead has generation"},
+		}, "tombstone of dead has generation"},
 		{"an unknown mode", func(w *world) { w.s.r.info.Mode = "odd" }, "mode"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -6,9 +6,8 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// report takes in what nodes said. An item that speaks of nothing that is known,
-// or of a former generation, is skipped; one that says nothing new changes
-// nothing.
+// report applies reports of nodes about workloads. It skips items about unknown workloads and
+// former generations. An item without news changes nothing.
 func (t *Tx) report(b *commandv1.Report) (res Result) {
 	for _, r := range b.GetReports() {
 		if !t.reportOne(r) {
@@ -18,7 +17,7 @@ func (t *Tx) report(b *commandv1.Report) (res Result) {
 	return res
 }
 
-// reportOne says whether the item concerned anything.
+// reportOne applies one item. It returns false if the item is skipped.
 func (t *Tx) reportOne(r *commandv1.WorkloadReport) bool {
 	said := GenerationOf(r.GetGeneration())
 	known := false
@@ -32,7 +31,7 @@ func (t *Tx) reportOne(r *commandv1.WorkloadReport) bool {
 	}
 	old, ok := t.r.workloads.Get(r.GetWorkload())
 	if !ok {
-		return t.haunts(r) || known // else an orphan: reported, and left to people
+		return t.deletedReturned(r) || known // else an orphan: reported, and left to people
 	}
 	if old.NewerThanState(said, t.r.info) {
 		return t.catchUp(old, r) || known
@@ -40,8 +39,8 @@ func (t *Tx) reportOne(r *commandv1.WorkloadReport) bool {
 	if old.Node == "" || old.Node != r.GetNode() {
 		return t.leftBehind(old, r) || known
 	}
-	// A peer that knows no generations is believed once the present order is
-	// accepted; before that it may well speak of the former one.
+	// A legacy v1 peer sends no generation. Believe it once the present order is accepted; before
+	// that its report may be about the former order.
 	accepts := r.GetAcknowledged() || r.GetRefused()
 	if said != old.Generation && !(said.IsZero() && (old.Acknowledged || accepts)) {
 		return known
@@ -64,18 +63,18 @@ func (t *Tx) reportOne(r *commandv1.WorkloadReport) bool {
 	return true
 }
 
-// CodeLeftBehind is the reason of a residual that was found, not made: a node
-// that was fenced or removed is back and still has what it had.
+// CodeLeftBehind is the reason of a residual that a report revealed: a node that was fenced or
+// removed has returned and still runs the workload.
 const CodeLeftBehind = "LeftBehind"
 
-// LeftOn reports whether a word from node n shows that it still has w at a former
-// generation although w belongs elsewhere. A peer that knows no generations shows
-// nothing: its word may be about an order that is on its way.
+// LeftOn reports whether a report of node n shows that it still runs w at a former generation
+// although w belongs elsewhere. A report without a generation, from a legacy v1 peer, shows
+// nothing: it may be about an order that is on its way.
 func (w *Workload) LeftOn(n *Node, said Generation, state Actual) bool {
 	return n != nil && n.Up && w.Node != n.ID && !said.IsZero() && said.Less(w.Generation) && present(state)
 }
 
-// present reports whether a node that says so has something of a workload.
+// present reports whether an actual state means that the node has something of the workload.
 func present(state Actual) bool {
 	switch state {
 	case ActualPending, ActualRunning, ActualStopped, ActualFailed, ActualUnknown:
@@ -84,9 +83,9 @@ func present(state Actual) bool {
 	return false
 }
 
-// leftBehind makes a residual of what a node still has of w, so that it is told
-// to stop it. A fence and a removal drop the residuals: they state that nothing
-// runs, which ends when the machine returns with its disk.
+// leftBehind adds a residual for an instance of w that a node still has, so that the node is
+// told to stop it. A fence or a removal drops residuals because nothing runs there; that ends
+// when the machine returns with its disk.
 func (t *Tx) leftBehind(w *Workload, r *commandv1.WorkloadReport) bool {
 	n, _ := t.r.nodes.Get(r.GetNode())
 	if r.GetGone() || r.GetRefused() || !w.LeftOn(n, GenerationOf(r.GetGeneration()), Actual(r.GetState())) {
@@ -98,7 +97,7 @@ func (t *Tx) leftBehind(w *Workload, r *commandv1.WorkloadReport) bool {
 	t.putResidual(&Residual{
 		Node:     n.ID,
 		Workload: w.ID,
-		// Covers all that the node can have; an assignment to it will be newer.
+		// Not below any generation that the node may run. A later assignment to it has a higher one.
 		Generation: w.Generation,
 		Engine:     n.Engine(),
 		Demand:     *w.Demand,
@@ -108,7 +107,7 @@ func (t *Tx) leftBehind(w *Workload, r *commandv1.WorkloadReport) bool {
 	return true
 }
 
-// observe stores an accepted report and what follows from it.
+// observe stores an accepted report and derives status and reason.
 func (t *Tx) observe(old *Workload, r *commandv1.WorkloadReport, state Actual) {
 	n, _ := t.r.nodes.Get(old.Node)
 	clock := t.r.info.Clock
@@ -152,7 +151,7 @@ func (t *Tx) observe(old *Workload, r *commandv1.WorkloadReport, state Actual) {
 	} else {
 		w.Retry.observed(&w, old.Actual.RestartCount, state, clock)
 	}
-	// A backoff or a final verdict keeps the reason that the planner gave it.
+	// During a backoff and after a final verdict the planner has set the reason.
 	if w.Retry.NextAt == 0 && !w.Retry.Terminal {
 		if reason := t.reason(&w, n); reason.Code != old.Reason.Code || reason.Message != old.Reason.Message {
 			w.Reason = reason
@@ -167,7 +166,7 @@ func (t *Tx) observe(old *Workload, r *commandv1.WorkloadReport, state Actual) {
 	}
 }
 
-// observationEqual compares all but the agent's clock.
+// observationEqual compares two observations without the clock of the agent.
 func observationEqual(a, b *Observation) bool {
 	return a.State == b.State && a.Generation == b.Generation && a.Code == b.Code && a.Message == b.Message &&
 		a.Failure == b.Failure && a.Retryable == b.Retryable && a.RestartCount == b.RestartCount && a.Health == b.Health &&

@@ -9,23 +9,22 @@ import (
 	"github.com/tidwall/btree"
 )
 
-// A state comes back in two ways: from a backup, or from the disk of the one
-// replica that is left of a cluster. Both may be older than what agents have been
-// told, so both begin a new incarnation (fsm/DESIGN.md): every epoch and
-// every generation given out from here on is above all former ones. Nothing that
-// runs is touched by that: an order is only made anew where the record changed,
-// or where a node shows that it was told more than the state knows (NewerThanState).
+// A state is restored in two ways: from a backup, or from the disk of the only replica that is
+// left of a cluster. Both may be older than the orders that agents have received, so both begin
+// a new incarnation. Every epoch and generation that is issued afterwards is higher than all
+// former ones. Running workloads are not touched: an order is issued again only if the record
+// changed, or if a node reports a generation that the state does not know (NewerThanState).
 
-// RestoreInfo is what a state that comes back cannot know by itself.
+// RestoreInfo holds the facts about a restore that the state itself does not contain.
 type RestoreInfo struct {
 	At int64  // Unix nanoseconds; the new incarnation is at least its milliseconds
 	By string // who asked, for the event
-	// Source is what the state comes from, for the event; empty: a backup, which
-	// is named by its time.
+	// Source names the origin of the state in the event. Empty means a backup, which the event
+	// names by its time.
 	Source string
 }
 
-// incarnation is the first that is above all of those.
+// incarnation returns a number above all former incarnations.
 func (r RestoreInfo) incarnation(old ...uint64) uint64 {
 	next := uint64(max(1, r.At/int64(time.Millisecond)))
 	for _, o := range old {
@@ -34,9 +33,8 @@ func (r RestoreInfo) incarnation(old ...uint64) uint64 {
 	return next
 }
 
-// Recovered is s as the state of a cluster whose only replica is self: the
-// others, and with them the quorum, are lost for good. Only the one who applies
-// to s may call it.
+// Recovered returns s as the state of a cluster whose only replica is self, because the other
+// replicas and the quorum are lost for good. Only the goroutine that applies to s may call it.
 func (s State) Recovered(self string, r RestoreInfo) State {
 	t := s.Begin()
 	info := &t.r.info
@@ -60,20 +58,21 @@ func (s State) Recovered(self string, r RestoreInfo) State {
 	return t.Commit()
 }
 
-// Restored is what a cluster whose state is present has after backup is restored
-// into it. The backup gives what people asked for: the workloads, with their
-// specs and desired states. What is a fact now stays one: replicas, mode,
-// registered nodes, history, and, for a workload that both know, where it is.
+// Restored returns the state of a cluster after backup is restored into it; present is the state
+// before.
 //
-// A cluster that was formed anew and has no workloads yet knows no facts but the
-// nodes that have registered, and gets everything else from the backup: agents
-// find the new schedulers before anybody restores, and what they run is where the
-// backup says. The id is present's if it has one. Whoever calls has compared it with the
-// backup's: agents obey no other cluster than their own, so of another cluster
-// only the workloads are taken, to be placed here.
+// The backup supplies what people asked for: the workloads with their specifications and desired
+// states. The present state supplies facts: replicas, mode, registered nodes, history, and the
+// node of each workload that both states know.
 //
-// What present has and the backup lacks is forgotten. Where it runs it goes on to
-// run, as an orphan that nobody stops.
+// A new cluster without workloads has no facts except its registered nodes, and takes everything
+// else from the backup. Agents find the new schedulers before anybody restores, and their
+// workloads run where the backup says. The cluster keeps its own id if it has one. The caller
+// has compared that id with the id in the backup. Agents obey only their own cluster, so a
+// backup of another cluster supplies only workloads, which are placed again.
+//
+// A workload that only the present state knows is removed from the state. If it runs, it goes on
+// to run as an orphan.
 func Restored(backup, present State, r RestoreInfo) (State, error) {
 	b, p := backup.Info(), present.Info()
 	if b.ClusterID == "" {
@@ -90,7 +89,7 @@ func Restored(backup, present State, r RestoreInfo) (State, error) {
 	if own && info.ClusterKeyID == "" {
 		info.ClusterKeyID = b.ClusterKeyID
 	}
-	// The keys that the living replicas use: they do not go back with the rest.
+	// Keep the gossip keys that the present replicas use.
 	info.GossipRing, info.GossipVersion = p.GossipRing, p.GossipVersion
 	if info.TrustVersion = max(b.TrustVersion, p.TrustVersion); info.TrustVersion > 0 {
 		info.TrustVersion++
@@ -100,23 +99,23 @@ func Restored(backup, present State, r RestoreInfo) (State, error) {
 	info.Clock = max(b.Clock, p.Clock, r.At)
 	info.FeatureLevel = max(b.FeatureLevel, p.FeatureLevel)
 	info.Digest = p.Digest
-	// Ahead of every view that was given out here, and of none to come.
+	// Above the index of every View that was taken of either state.
 	info.Index, info.Term = max(b.Index, p.Index)+1, p.Term
 
 	t := &Tx{r: *New().r}
 	t.r.info = info
 	t.meta, t.by = Meta{info.Index, info.Term}, r.By
 	t.r.replicas = duplicate(present.r.replicas)
-	virgin := own && b.Incarnation != p.Incarnation && present.WorkloadCount()+present.ResidualCount() == 0
-	t.trust(backup, present, own, virgin)
+	fresh := own && b.Incarnation != p.Incarnation && present.WorkloadCount()+present.ResidualCount() == 0
+	t.trust(backup, present, own, fresh)
 	t.namespaces(backup, present)
 
 	facts := present
-	if virgin {
+	if fresh {
 		facts = backup
 	}
 	t.r.nodes = duplicate(facts.r.nodes)
-	if virgin {
+	if fresh {
 		present.Nodes("", func(n *Node) bool {
 			if was, ok := t.r.nodes.Get(n.ID); ok && (was.Cordoned || was.Draining) {
 				held := *n
@@ -144,7 +143,7 @@ func Restored(backup, present State, r RestoreInfo) (State, error) {
 	})
 	past := facts
 	if past.r.events.Len() == 0 {
-		past = present // what was assembled brings no history along
+		past = present // an assembled backup has no events
 	}
 	t.r.events = past.r.events.Clone()
 	t.r.receipts = past.r.receipts.Clone()
@@ -152,10 +151,10 @@ func Restored(backup, present State, r RestoreInfo) (State, error) {
 	t.r.info.EventSeq, t.r.info.ReceiptSeq, t.r.info.ReceiptsDroppedUntil = f.EventSeq, f.ReceiptSeq, f.ReceiptsDroppedUntil
 
 	backup.Workloads("", func(w *Workload) bool {
-		if virgin {
+		if fresh {
 			back := *w
 			n, _ := t.r.nodes.Get(w.Node)
-			back.Status = statusOf(w, n) // of a node that may have registered anew
+			back.Status = statusOf(w, n) // the node may have registered again
 			w = &back
 		} else if w = t.returning(w, present); w == nil {
 			return true
@@ -169,7 +168,7 @@ func Restored(backup, present State, r RestoreInfo) (State, error) {
 		return State{}, err
 	}
 	t.r.nodes.Scan(func(id string, n *Node) bool {
-		if n.Fenced { // since the backup was made: it has let go of what the backup says is left there
+		if n.Fenced { // fenced after the backup was made, so its residuals in the backup are gone
 			t.clearResiduals(id)
 		}
 		return true
@@ -192,12 +191,12 @@ func Restored(backup, present State, r RestoreInfo) (State, error) {
 	return s, nil
 }
 
-// trust keeps who is trusted now. A cluster formed anew that has no authority yet
-// gets the backup's, and everybody whom only the backup knows is what it says: without
-// that no agent could renew its certificate, and each user would be an operator. Not so lost
-// schedulers, whose names others join with. What was revoked in either stays revoked,
-// and no join token comes back: it may have been used up or deleted since.
-func (t *Tx) trust(backup, present State, own, virgin bool) {
+// trust merges the tables of trust.go. A new cluster without an authority takes that of the
+// backup, and the identities that only the backup knows: without them no agent could renew its
+// certificate and every user would be an operator. Lost schedulers are excluded, because other
+// machines join under their names. A revocation in either state stays in force. Join tokens of
+// the backup are not restored, because they may have been used or deleted since then.
+func (t *Tx) trust(backup, present State, own, fresh bool) {
 	t.r.authorities = duplicate(present.r.authorities)
 	t.r.tokens = duplicate(present.r.tokens)
 	t.r.admissions = duplicate(present.r.admissions)
@@ -208,7 +207,7 @@ func (t *Tx) trust(backup, present State, own, virgin bool) {
 	if t.r.authorities.Len() == 0 {
 		t.r.authorities = duplicate(backup.r.authorities)
 	}
-	if none := t.r.admissions.Len() == 0; none || virgin {
+	if none := t.r.admissions.Len() == 0; none || fresh {
 		backup.r.admissions.Scan(func(k string, a *Admission) bool {
 			if _, known := t.r.admissions.Get(k); !known && (none || a.Role != "scheduler") {
 				t.r.admissions.Set(k, a)
@@ -224,9 +223,9 @@ func (t *Tx) trust(backup, present State, own, virgin bool) {
 	})
 }
 
-// graves keeps who was deleted here and, of the same cluster, who had been when
-// the backup was made; what is back has no grave. What present has and the backup
-// lacks gets none: nobody deleted it, so it goes on to run.
+// tombstones keeps the tombstones of the present state and, if the backup is of the same
+// cluster, those of the backup. A restored workload has none. A workload that only the present
+// state knows gets none: nobody deleted it, so it goes on to run.
 func (t *Tx) tombstones(backup, present State, own bool) {
 	take := func(g *Tombstone) bool {
 		_, back := t.r.workloads.Get(g.Workload)
@@ -246,8 +245,8 @@ func (t *Tx) tombstones(backup, present State, own bool) {
 	}
 }
 
-// past keeps, of each workload that is back, the former specifications of the side
-// whose present one it has.
+// past keeps the former revisions of each restored workload, from the state whose specification
+// it has.
 func (t *Tx) past(sides ...State) {
 	for _, w := range t.r.workloads.Values() {
 		var h *history
@@ -266,8 +265,8 @@ func (t *Tx) past(sides ...State) {
 	}
 }
 
-// duplicate copies a tree of a published state record by record: Copy writes to
-// its receiver, which is the applying goroutine's to do.
+// duplicate copies a tree of a published state record by record. btree.Copy writes to its
+// receiver, which only the applying goroutine may do.
 func duplicate[K cmp.Ordered, V any](m *btree.Map[K, V]) *btree.Map[K, V] {
 	out := tree[K, V]()
 	m.Scan(func(k K, v V) bool {
@@ -277,16 +276,16 @@ func duplicate[K cmp.Ordered, V any](m *btree.Map[K, V]) *btree.Map[K, V] {
 	return out
 }
 
-// returning is a record of the backup in a cluster that knows where things are;
-// nil if it does not come back.
+// returning returns the record of a workload of the backup in a cluster that knows where
+// workloads run, or nil if the workload is not restored.
 func (t *Tx) returning(old *Workload, present State) *Workload {
 	w := *old
 	now, known := present.Workload(w.ID)
 	if w.Desired == DesiredDeleted {
 		if !known {
-			return nil // its delete has ended since
+			return nil // it was deleted completely since then
 		}
-		keep := *now // what became of it since is not undone by half a delete
+		keep := *now // keep the present record; an unfinished delete is not restored
 		return &keep
 	}
 	w.CreateIndex, w.ModifyIndex, w.UpdatedAt = t.meta.Index, t.meta.Index, t.r.info.Clock
@@ -319,16 +318,15 @@ func (t *Tx) returning(old *Workload, present State) *Workload {
 	return &w
 }
 
-// NewerThanState reports whether a word about generation said shows that the state went
-// back: the generation is of a former incarnation, yet later than the one that w
-// had then. The node that says so was told more than this state knows, and what
-// it was told last is where the workload is.
+// NewerThanState reports whether a report of generation said shows that the state was restored
+// from an older one: the generation is of a former incarnation and yet later than the one that w
+// had then. The node received orders that this state does not know, and the last of them says
+// where the workload is.
 func (w *Workload) NewerThanState(said Generation, now Info) bool {
 	return said.Incarnation < now.Incarnation && w.Generation.Less(said) && w.Desired != DesiredDeleted
 }
 
-// catchUp binds w to the node that was told more, with a new order, so that it is
-// where it was and as the state wants it.
+// catchUp assigns w to the node that reported a later generation and issues a new order.
 func (t *Tx) catchUp(old *Workload, r reporter) bool {
 	n, ok := t.r.nodes.Get(r.GetNode())
 	if !ok || !n.Up || r.GetGone() || r.GetRefused() {
@@ -356,13 +354,12 @@ func (t *Tx) catchUp(old *Workload, r reporter) bool {
 	return true
 }
 
-// reporter is what catchUp needs of a report.
+// reporter is the part of a report that catchUp reads.
 type reporter interface {
 	GetNode() string
 	GetGone() bool
 	GetRefused() bool
 }
 
-// CodeFoundThere is the reason of an assignment that a node, not the planner,
-// made known.
+// CodeFoundThere is the reason of an assignment that a report revealed after a restore.
 const CodeFoundThere = "FoundThere"

@@ -11,16 +11,16 @@ const (
 	Invalid         Kind = 1  // a field breaks a rule; Reason names field, rule and value
 	NotFound        Kind = 2  // no such workload, node or replica
 	Frozen          Kind = 3  // the mode refuses it; Reason says mode and why
-	StaleEpoch      Kind = 4  // planned in another stint
-	StaleGeneration Kind = 5  // the world moved since it was planned
-	NoCapacity      Kind = 6  // the node cannot take it (any more)
+	StaleEpoch      Kind = 4  // planned in another leadership term
+	StaleGeneration Kind = 5  // the record changed since it was planned
+	NoCapacity      Kind = 6  // the node lacks the capacity or the ports
 	NotReady        Kind = 7  // the node is down, draining or cordoned
 	Conflict        Kind = 8  // contradicts the present state, e.g. a node id of another machine
 	TooOld          Kind = 9  // request id older than the receipts that are kept
 	AlreadyDone     Kind = 10 // nothing to do; not an error
 	Unsupported     Kind = 11 // needs a higher feature level
-	Denied          Kind = 12 // a join token, a certificate or a namespace is not good for it
-	OverQuota       Kind = 13 // its namespace has no room; Reason has the figures
+	Denied          Kind = 12 // not permitted by the join token, the certificate or the namespace
+	OverQuota       Kind = 13 // above the quota of its namespace; Reason has the figures
 )
 
 var kindNames = [...]string{
@@ -43,7 +43,7 @@ type Item struct {
 	Revision   string
 	Unchanged  bool // same content and desired state as before
 
-	// Why this one was refused, in a command that judges each of its workloads by itself.
+	// Verdict on this workload, in a command whose workloads are judged one by one.
 	Kind   Kind
 	Reason string
 }
@@ -68,7 +68,7 @@ func (r Result) Err() error {
 	return &Refusal{Kind: r.Kind, Reason: r.Reason}
 }
 
-// Refusal is a Result that is an error.
+// Refusal is the error form of a Result.
 type Refusal struct {
 	Kind   Kind
 	Reason string

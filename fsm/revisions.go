@@ -6,10 +6,9 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// Revisions. A workload's former specifications are kept for a while, so that
-// people can see what changed, and go back. They decide nothing: no command is
-// judged by them, and the digest does not fold them, because they follow from
-// records that it does fold.
+// Former specifications of a workload are kept for a while, so that people can compare them and
+// go back. No command is judged by them, and the digest does not fold them, because they follow
+// from records that it does fold.
 
 // What is kept of one workload, beside its present specification.
 const (
@@ -17,22 +16,22 @@ const (
 	MaxRevisionBytes = 256 << 10 // of their specifications, secrets sealed
 )
 
-// Revision is one specification that a workload had, or has.
+// Revision is a present or former specification of a workload.
 type Revision struct {
-	Number         uint64 // 1 for the first that is known; 1 more with each change
-	Spec           []byte // as in Workload; nil for the present one, which the Workload has
+	Number         uint64 // 1 for the first recorded one, then one more with each change
+	Spec           []byte // as in Workload; nil for the present revision, whose Spec is in the Workload
 	Content        string
 	CallerRevision string
 	At             int64  // Unix nanoseconds, when it was applied
-	By             string // who applied it; "" where nobody noted it
+	By             string // who applied it; "" if not recorded
 }
 
-// ID is the revision as agents and people name it, without forced restarts.
+// ID returns the revision as agents and people see it, without the counter of forced restarts.
 func (r *Revision) ID() string { return (&Workload{Content: r.Content}).Revision() }
 
-// history is the specifications that a workload had. It is never changed, nor is a
-// Revision in it, which the histories of one workload share. A workload that never
-// changed has none.
+// history holds the former specifications of a workload. It never changes, and neither does a
+// Revision in it; the histories of one workload share their revisions. A workload that never
+// changed has no history.
 type history struct {
 	// Of the present specification, which the Workload itself has:
 	number uint64
@@ -40,10 +39,10 @@ type history struct {
 	by     string
 
 	former [MaxRevisions]*Revision // oldest first, then nil
-	sizes  [MaxRevisions]uint32    // bytes of their specifications: not to read them for it
+	sizes  [MaxRevisions]uint32    // bytes of their specifications, to sum them without reading each record
 }
 
-// kept are the former specifications, oldest first.
+// kept returns the former specifications, oldest first.
 func (h *history) kept() []*Revision {
 	if h == nil {
 		return nil
@@ -55,7 +54,7 @@ func (h *history) kept() []*Revision {
 	return h.former[:n]
 }
 
-// present is the specification that w has, as a revision. It keeps Spec.
+// present returns the present specification of w as a revision, with its Spec.
 func (w *Workload) present() Revision {
 	r := Revision{Number: 1, Spec: w.Spec, Content: w.Content, CallerRevision: w.CallerRevision, At: w.CreatedAt}
 	if h := w.history; h != nil {
@@ -64,8 +63,8 @@ func (w *Workload) present() Revision {
 	return r
 }
 
-// Revisions returns the specifications of a workload that are known, oldest first,
-// the present one last and with its Spec.
+// Revisions returns the recorded specifications of a workload, oldest first. The present one is
+// last and has its Spec.
 func (s State) Revisions(workload string) []Revision {
 	w, ok := s.r.workloads.Get(workload)
 	if !ok {
@@ -81,7 +80,7 @@ func (w *Workload) revisions() (out []Revision) {
 	return append(out, w.present())
 }
 
-// revise keeps the specification of old, which that of its copy w replaces.
+// revise adds the specification of old to the history of its changed copy w.
 func (t *Tx) revise(old, w *Workload) {
 	if old.Content == w.Content {
 		return
@@ -129,7 +128,7 @@ func (c *checker) revisions() {
 	})
 }
 
-// historyPB has the present revision last, without what the record of w has.
+// historyPB puts the present revision last, without the Spec, which is in the record of w.
 func historyPB(w *Workload) *commandv1.RevisionsRecord {
 	list := convert(w.revisions(), func(r Revision) *commandv1.Revision {
 		return &commandv1.Revision{Number: r.Number, Spec: r.Spec, Content: r.Content, CallerRevision: r.CallerRevision, At: r.At, By: r.By}
@@ -138,7 +137,7 @@ func historyPB(w *Workload) *commandv1.RevisionsRecord {
 	return &commandv1.RevisionsRecord{Workload: w.ID, Revisions: list}
 }
 
-// historyOf reads what historyPB made of w.
+// historyOf decodes the history of w.
 func historyOf(w *Workload, m *commandv1.RevisionsRecord) (*history, error) {
 	former := m.GetRevisions()
 	if len(former) == 0 || len(former) > MaxRevisions+1 {

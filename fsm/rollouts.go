@@ -14,10 +14,10 @@ import (
 // in every respect what they were until their turn comes; the leader says whose turn it is,
 // and rollout.Allows judges it again here.
 
-// Rollout returns the last update of a group.
+// Rollout returns the last member-by-member update of a group.
 func (s State) Rollout(group string) (*rollout.Rollout, bool) { return s.r.rollouts.Get(group) }
 
-// Rolling scans the updates that go on, by group.
+// Rolling scans the running updates, by group.
 func (s State) Rolling(fn func(*rollout.Rollout) bool) {
 	s.r.rolling.Scan(func(group string, _ struct{}) bool {
 		r, ok := s.r.rollouts.Get(group)
@@ -25,16 +25,16 @@ func (s State) Rolling(fn func(*rollout.Rollout) bool) {
 	})
 }
 
-// RolloutID is the generation of the command that began r.
+// RolloutID returns the generation of the command that began r. It identifies the update.
 func RolloutID(r *rollout.Rollout) Generation { return Generation{r.Incarnation, r.Sequence} }
 
-// Available reports whether w does its work: it runs as it was last told to, and is
-// healthy where that is checked.
+// Available reports whether w runs as its present order says, and is healthy if it has health
+// checks.
 func (w *Workload) Available() bool {
 	return w.Status == StatusRunning && (w.Actual.Health == "" || w.Actual.Health == Healthy)
 }
 
-// Seen is what an update looks at of one of its members.
+// Seen returns the facts about a member that an update depends on.
 func (s State) Seen(id string) rollout.Seen {
 	w, ok := s.Workload(id)
 	if !ok || w.Desired == DesiredDeleted {
@@ -47,7 +47,8 @@ func (s State) Seen(id string) rollout.Seen {
 	return out
 }
 
-// rolls is the update that a put begins, or goes on with; nil: everything changes at once.
+// rolls returns the update that a put begins or continues. It returns nil if all members change
+// at once.
 func (t *Tx) rolls(b *commandv1.PutWorkloads) *rollout.Rollout {
 	if b.GetGroupOf() == "" {
 		return nil
@@ -80,14 +81,14 @@ func (t *Tx) rolls(b *commandv1.PutWorkloads) *rollout.Rollout {
 		switch {
 		case known && w.SameAs(next) && was != nil && was.Put == nil && was.Content == w.Content:
 			if m.Settled = was.Settled; old.Phase == rollout.Running {
-				m.TakenAt = was.TakenAt // else it has its time again, as by resume
+				m.TakenAt = was.TakenAt // after a pause its deadline begins again, as after resume
 			}
 		case known && w.SameAs(next):
 			m.Settled = true
 		case known && w.TakesTurn(next):
 			if p.GetNamespace() == "" {
 				p = p.CloneVT()
-				p.Namespace = w.In() // for this workload, not for whatever has its id later
+				p.Namespace = w.In() // fixed now, because another workload may have this id later
 			}
 			m.Content, m.Put, m.TakenAt, waits = w.Content, p, 0, true
 		}
@@ -108,12 +109,12 @@ func (t *Tx) rolls(b *commandv1.PutWorkloads) *rollout.Rollout {
 	return r
 }
 
-// maxFormer bounds what is kept of a group to go back to, bytes: a put of the whole group
-// fits, and a snapshot's record is far from its limit.
+// maxFormer bounds the specifications that an update keeps for going back, in bytes. They fit
+// into one command, and the record stays far below the limit of a snapshot record.
 const maxFormer = 2 << 20
 
-// remember keeps what the group is now, before puts; nothing where that is too much to be put
-// at once.
+// remember stores the present specifications of the group in r. It stores nothing if they are
+// too large for one command.
 func (t *Tx) remember(r *rollout.Rollout, puts []*commandv1.WorkloadPut) {
 	size := 0
 	membersIn(t.state(), r.Group, puts, func(w *Workload) bool {
@@ -129,7 +130,7 @@ func (t *Tx) remember(r *rollout.Rollout, puts []*commandv1.WorkloadPut) {
 	}
 }
 
-// waits finds the item of an answer for a member whose turn has not come.
+// waits returns the answer for a member that waits for its turn.
 func (t *Tx) waits(r *rollout.Rollout, id string) (Item, bool) {
 	if r == nil {
 		return Item{}, false
@@ -163,7 +164,7 @@ func (t *Tx) supersede(old *rollout.Rollout) {
 	}
 }
 
-// advanceRollout takes the leader's next step.
+// advanceRollout applies the next step that the planner proposes.
 func (t *Tx) advanceRollout(b *commandv1.AdvanceRollout) (res Result) {
 	old, ok := t.r.rollouts.Get(b.GetGroup())
 	if !ok || RolloutID(old) != GenerationOf(b.GetIfRollout()) || old.Phase != rollout.Running {
@@ -210,8 +211,8 @@ func (t *Tx) advanceRollout(b *commandv1.AdvanceRollout) (res Result) {
 	return res
 }
 
-// exceeds says why the turns of members would go over a quota: what waited was judged when it
-// was put, and has held no room since.
+// exceeds returns an error text if the members that take their turn would exceed a quota.
+// Waiting specifications reserve nothing.
 func (t *Tx) exceeds(r *rollout.Rollout, take []string) string {
 	var puts []*commandv1.WorkloadPut
 	var olds []*Workload
@@ -227,8 +228,8 @@ func (t *Tx) exceeds(r *rollout.Rollout, take []string) string {
 	return ""
 }
 
-// resumeRollouts gives every update its time again that has stood still while nothing might
-// be done: nobody could have helped a member meanwhile.
+// resumeRollouts restarts the deadlines of all running updates after a frozen mode, during which
+// no member could make progress.
 func (t *Tx) resumeRollouts() {
 	var all []*rollout.Rollout
 	t.state().Rolling(func(r *rollout.Rollout) bool {
@@ -246,14 +247,14 @@ func (t *Tx) resumeRollouts() {
 	}
 }
 
-// held reports whether a drain waits with w: the update of its group has made, or found, as
-// many unavailable as it may.
+// held reports whether a drain must not evict w yet, because its group already has as many
+// unavailable members as its update permits.
 func (t *Tx) held(w *Workload) bool {
 	r, ok := t.r.rollouts.Get(w.Demand.Group)
 	return ok && r.Holds(t.state().Seen, w.ID)
 }
 
-// turn gives one member what waits for it, and leaves it stopped if it is.
+// turn applies the waiting specification of one member. A stopped member stays stopped.
 func (t *Tx) turn(r *rollout.Rollout, m *rollout.Member) Item {
 	p := m.Put
 	w, _ := t.r.workloads.Get(m.ID)
@@ -264,12 +265,13 @@ func (t *Tx) turn(r *rollout.Rollout, m *rollout.Member) Item {
 	m.Put, m.Content, m.TakenAt, m.Settled = nil, p.GetContent(), t.r.info.Clock, Desired(p.GetDesired()) == DesiredStopped
 	r.ProgressAt = t.r.info.Clock
 	leader := t.by
-	t.by = r.By // who asked for the update
+	t.by = r.By // the caller of the update, for the events
 	defer func() { t.by = leader }()
 	return t.putOne(p, w)
 }
 
-// started gives w its time again if it was stopped by request while that went on.
+// started restarts the deadline of w in its update after w was stopped by request and started
+// again.
 func (t *Tx) started(w *Workload) {
 	r, ok := t.r.rollouts.Get(w.Demand.Group)
 	if !ok {
@@ -291,10 +293,10 @@ func (t *Tx) pause(r *rollout.Rollout, why string) {
 	t.rolloutEvent(EventRolloutPaused, r, why)
 }
 
-// goBack puts the group as it was, by the same policy. By itself, it leaves alone what
-// somebody has changed, made or deleted since.
+// goBack restores the former specifications of the group with the same policy. With byItself it
+// does not touch members that somebody has changed, created or deleted since.
 func (t *Tx) goBack(r *rollout.Rollout, why string, byItself bool) Result {
-	// The namespace is for when nobody is left to be put back.
+	// The namespace is needed if no workload is left to put back.
 	b := &commandv1.PutWorkloads{GroupOf: r.Group, Update: r.Policy.PB(), Namespace: r.Former[0].GetNamespace()}
 	alone := func(id string) bool { return byItself && r.Alone(t.state().Seen, id) }
 	membersIn(t.state(), r.Group, r.Former, func(w *Workload) bool {
@@ -309,14 +311,14 @@ func (t *Tx) goBack(r *rollout.Rollout, why string, byItself bool) Result {
 		}
 		p = p.CloneVT()
 		if w, ok := t.r.workloads.Get(p.GetId()); ok && w.Desired != DesiredDeleted {
-			p.Desired = string(w.Desired) // what was stopped meanwhile stays so
+			p.Desired = string(w.Desired) // a workload that was stopped meanwhile stays stopped
 		}
 		b.Workloads = append(b.Workloads, p)
 	}
 	res := t.putWorkloads(b)
 	if now, ok := t.r.rollouts.Get(r.Group); ok && res.Kind == OK && now.Phase != rollout.Completed {
 		now = now.Clone()
-		if now.Phase == rollout.Paused { // somebody has put the same by hand, and paused that
+		if now.Phase == rollout.Paused { // a user applied the same specifications and paused that update
 			t.resume(now)
 		}
 		now.Reverting, now.Reason = true, why
@@ -326,7 +328,7 @@ func (t *Tx) goBack(r *rollout.Rollout, why string, byItself bool) Result {
 	return res
 }
 
-// resume has r, a copy, go on; its members have their time again.
+// resume continues r, a copy, and restarts the deadlines of its members.
 func (t *Tx) resume(r *rollout.Rollout) {
 	r.Phase, r.Reason, r.ProgressAt = rollout.Running, "", t.r.info.Clock
 	for i := range r.Members {
@@ -342,7 +344,7 @@ func (t *Tx) resume(r *rollout.Rollout) {
 	t.rolloutEvent(EventRolloutResumed, r, "")
 }
 
-// setRollout is a person's word.
+// setRollout pauses, resumes or undoes an update at the request of a person.
 func (t *Tx) setRollout(b *commandv1.SetRollout) Result {
 	old, ok := t.r.rollouts.Get(b.GetGroup())
 	if !ok {
@@ -421,7 +423,7 @@ func (t *Tx) dropRollout(r *rollout.Rollout) {
 	t.sideFold = append(t.sideFold, e...)
 }
 
-// disband forgets the update of a group whose last member, gone, was.
+// disband removes the update of a group after its last member is gone.
 func (t *Tx) disband(gone *Workload) {
 	r, ok := t.r.rollouts.Get(gone.Demand.Group)
 	if !ok {

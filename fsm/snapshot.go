@@ -21,22 +21,22 @@ import (
 const (
 	snapshotMagic  = "persys-snapshot"
 	snapshotFormat = 1
-	// maxRecord bounds one record: a spec of 1 MiB and what belongs to it, or the
+	// maxRecord bounds one record in bytes. The largest ones hold a specification of 1 MiB, or the
 	// answer to the largest command.
 	maxRecord = 8 << 20
 )
 
-// ErrSnapshot marks every error about the content of a snapshot, as opposed to
-// the reader that delivers it.
+// ErrSnapshot marks errors about the content of a snapshot. Errors of the reader that delivers
+// it are returned as they are.
 var ErrSnapshot = errors.New("snapshot is not usable")
 
 func broken(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrSnapshot, fmt.Sprintf(format, args...))
 }
 
-// WriteSnapshot streams the state: header, records, trailer with their number
-// and the xxhash64 of all bytes before it. The state is immutable, so this needs
-// no lock and stalls nobody.
+// WriteSnapshot writes the state as a stream: header, records, and a trailer with their number
+// and the xxhash64 of all bytes before it. The state is immutable, so WriteSnapshot needs no
+// lock and blocks nobody.
 func (s State) WriteSnapshot(w io.Writer) error {
 	out := snapshotWriter{w: bufio.NewWriterSize(w, 1<<16), sum: xxhash.New()}
 	info := s.r.info
@@ -123,9 +123,9 @@ const (
 	answerField  = 4
 )
 
-// receipt writes what record writes for receiptPB(r). There may be a million of them, most
-// of them the answer to something that was done, and that stands as it is kept: only a
-// reason may need mending, and an answer that has none begins with its index.
+// receipt writes the same bytes as record does for receiptPB(r). There may be a million
+// receipts. Most answers are of kind OK and have no reason, begin with their index, and are
+// copied as they are stored. Only a reason may hold invalid UTF-8.
 func (o *snapshotWriter) receipt(r receipts.Receipt) bool {
 	if o.err != nil {
 		return false
@@ -168,7 +168,7 @@ func (o *snapshotWriter) put(m proto.Message) bool {
 	return o.flush()
 }
 
-// flush passes on the message in buf.
+// flush writes the message in buf.
 func (o *snapshotWriter) flush() bool {
 	if _, o.err = o.w.Write(o.buf); o.err != nil {
 		return false
@@ -177,9 +177,9 @@ func (o *snapshotWriter) flush() bool {
 	return o.err == nil
 }
 
-// ReadSnapshot builds the state aside and returns it only when magic, format,
-// every record, their number, the checksum and all invariants (Check) are right.
-// Errors about the content wrap ErrSnapshot and name what is wrong.
+// ReadSnapshot reads a snapshot. It returns the state only if magic, format, every record, their
+// number, the checksum and all invariants (Check) are right. Errors about the content wrap
+// ErrSnapshot and name the record.
 func ReadSnapshot(r io.Reader) (State, error) {
 	in := snapshotReader{r: bufio.NewReaderSize(r, 1<<16), sum: xxhash.New()}
 	var header commandv1.SnapshotHeader
@@ -225,7 +225,7 @@ type snapshotReader struct {
 	buf   []byte
 	count uint64
 	meta  bool
-	tail  []byte // the message that was no record: the trailer
+	tail  []byte // the trailer
 }
 
 // frame reads one length-delimited message into buf.
@@ -272,9 +272,9 @@ func (in *snapshotReader) next(m proto.Message, what string) error {
 	return nil
 }
 
-// records reads up to the trailer, whose bytes it leaves in tail, and returns
-// the checksum of what stands before. A record is one field of wire type bytes,
-// a trailer starts with a varint field, so the first byte tells them apart.
+// records reads up to the trailer and leaves the bytes of the trailer in tail. It returns the
+// checksum of everything before. The first byte tells a record, one field of wire type bytes,
+// from a trailer, which starts with a varint field.
 func (in *snapshotReader) records(t *Tx) (uint64, error) {
 	for {
 		what := fmt.Sprintf("record %d", in.count+1)
@@ -407,7 +407,7 @@ func (in *snapshotReader) load(t *Tx, rec *commandv1.SnapshotRecord) error {
 			return err
 		}
 		key, dup = id, w.history != nil
-		w.history = h // nobody has seen the record yet
+		w.history = h // the record is not published yet, so it may change
 	case *commandv1.SnapshotRecord_Rollout:
 		ro := rollout.Of(r.Rollout)
 		_, dup = t.r.rollouts.Set(ro.Group, ro)
@@ -435,8 +435,8 @@ func (in *snapshotReader) load(t *Tx, rec *commandv1.SnapshotRecord) error {
 	return nil
 }
 
-// derive builds every index from the tables, after checking the references
-// that doing so follows.
+// derive builds every index from the tables. It first checks the references between records that
+// this follows.
 func (t *Tx) derive() error {
 	s := t.state()
 	var err error

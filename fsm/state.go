@@ -12,13 +12,12 @@ import (
 	"github.com/persys/compute/fsm/rollout"
 )
 
-// State is the whole replicated state at one index: a pointer to a root that
-// never changes once a Tx has committed it. Copying a State is free, and any
-// number of goroutines may read one.
+// State is the whole replicated state at one index: a pointer to a root that never changes after
+// a Tx has committed it. Copying a State costs nothing, and any number of goroutines may read
+// one.
 //
-// Begin (and so Apply) is for one goroutine at a time per lineage of states,
-// the one that applies the log: copying a tree for writing marks the original.
-// Readers share the pointer and never call it.
+// Only one goroutine at a time may call Begin (and so Apply) on the states of one cluster:
+// copying a tree for writing marks the original. Readers share the pointer and do not call it.
 //
 // State implements View. The zero State is not usable; start with New.
 type State struct{ r *root }
@@ -28,8 +27,8 @@ type (
 	set          = btree.Map[string, struct{}]
 )
 
-// root holds the tables and, below them, what is derived from the tables. The
-// derived part is rebuilt after a snapshot is read and audited by Check.
+// root holds the tables, and below them the indexes that follow from the tables. The indexes are
+// rebuilt after a snapshot is read, and Check compares them with the tables.
 type root struct {
 	info Info
 
@@ -59,24 +58,24 @@ type root struct {
 	residualsOf     *set              // workload/node
 	ports           *table[portClaim] // see portKey
 	alloc           *table[*Alloc]    // by node
-	tombstonesByAge *set              // see graveKey
+	tombstonesByAge *set              // see tombstoneKey
 	uses            *table[*Use]      // by namespace
 	byUser          *set              // user/namespace
 	rolling         *set              // groups whose rollout is running
 	statuses        [len(statusOrder)]int
 }
 
-// degree of the trees, half of what the library takes by itself: a log entry copies the
-// nodes on its way to each record that it changes.
+// degree of the trees, half of the default of the library. A log entry copies the tree nodes on
+// the path to each record that it changes, so small nodes are cheaper.
 const degree = 16
 
 func tree[K cmp.Ordered, V any]() *btree.Map[K, V] { return btree.NewMap[K, V](degree) }
 
-// portClaim says who holds or wants a host port.
+// portClaim names the workload that claims a host port, and its node.
 type portClaim struct{ workload, node string }
 
-// New is the virgin state: no cluster id, index 0, and every command but
-// InitCluster and Barrier refused as Unsupported.
+// New returns the state of a cluster that is not formed yet: no cluster id, index 0, and every
+// command except InitCluster and Barrier is refused as Unsupported.
 func New() State {
 	return State{&root{
 		info:            Info{Mode: ModeNormal},
@@ -112,7 +111,7 @@ func New() State {
 
 var _ View = State{}
 
-// View is the state as its readers see it. It shares, and never copies.
+// View returns the state as a View. It copies nothing.
 func (s State) View() View { return s }
 
 // Info returns the part of the state that is not a table.
@@ -329,7 +328,7 @@ func retryKey(w *Workload) string {
 
 func retryTime(key string) int64 { return int64(binary.BigEndian.Uint64([]byte(key[:8]))) }
 
-// portKey is what all claims to one host port of one engine start with.
+// portKey is the prefix of all claims to one host port of one engine.
 func portKey(engine string, p HostPort) string { return string(appendPortKey(nil, engine, p)) }
 
 func appendPortKey(b []byte, engine string, p HostPort) []byte {
@@ -340,18 +339,18 @@ func appendPortKey(b []byte, engine string, p HostPort) []byte {
 	return binary.BigEndian.AppendUint16(b, p.Port)
 }
 
-// claimKind says what a claim to a port is of.
+// claimKind says which part of a record claims a port.
 type claimKind byte
 
 const (
-	claimFormer claimKind = iota // what a workload may have bound before its present order
+	claimFormer claimKind = iota // a port that an instance of a former order may bind
 	claimLeft                    // a residual
 	claimWanted                  // a workload's demand
 )
 
-// claimKey orders the claims to one port: what is on its way out first, then by
-// generation. The kind comes last: in one command a workload's former ports may become
-// those of its residual, and neither claim is the other.
+// claimKey orders the claims to one port: first claims of instances that are to stop, then by
+// generation. The kind is at the end because one command may turn a former port of a workload
+// into a port of its residual, and the two claims must have different keys.
 func claimKey(engine string, p HostPort, kind claimKind, g Generation, node, workload string) string {
 	b := make([]byte, 0, len(engine)+len(p.Protocol)+len(node)+len(workload)+23)
 	b = appendPortKey(b, engine, p)

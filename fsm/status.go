@@ -55,7 +55,7 @@ func statusOf(w *Workload, n *Node) Status {
 		return StatusUnknown
 	case ActualMissing:
 		if w.Desired == DesiredStopped {
-			return StatusStopped // what is not there does not run: nothing will be done about it
+			return StatusStopped // a missing workload does not run, so nothing is left to do
 		}
 	}
 	return StatusPending // nothing heard, Pending or Missing

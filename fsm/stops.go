@@ -2,12 +2,12 @@ package fsm
 
 import "fmt"
 
-// A stop converges as a start does. That a node refused to stop
-// a workload, or failed to, says nothing of what it runs: the workload is as it was
-// known before, and the planner orders the stop again. It is never given up: what
-// is not wanted and runs on is not settled by a verdict.
+// A stop is retried until it has succeeded, and is never given up: a workload that runs although
+// it should not stays a problem. If a node refuses or fails to stop a workload, that says
+// nothing about whether it runs. The workload keeps its last known state and the planner orders
+// the stop again.
 
-// afterRefusal is the state of a workload whose node refused the order to stop it.
+// afterRefusal returns the actual state of a workload whose node refused to stop it.
 func (w *Workload) afterRefusal() Actual {
 	if w.Actual.State == ActualRunning {
 		return ActualRunning
@@ -15,15 +15,15 @@ func (w *Workload) afterRefusal() Actual {
 	return ActualUnknown
 }
 
-// stopped reports whether the order to stop w is carried out, or there is nothing
-// to stop: the row "Stopped" of the reconcile table (contract/semantics section 5).
+// stopped reports whether nothing is left to stop: the row "Stopped" of the reconcile table
+// (contract/semantics section 5).
 func stopped(state Actual) bool {
 	return state == ActualStopped || state == ActualMissing || state == ActualFailed
 }
 
-// Diverged reports whether a person who asks once more for what w is to be, running
-// or stopped, is not to be told that it is done: it was given up, or its node
-// accepted the order to stop it and has not said that it is stopped.
+// Diverged reports whether the workload differs from its desired state and no order is due: it
+// was given up, or its node accepted the order to stop it and has not reported it as stopped.
+// Asking for the same desired state again then issues a new order.
 func (w *Workload) Diverged() bool {
 	switch {
 	case w.Node == "" || !w.Acknowledged:
@@ -34,8 +34,7 @@ func (w *Workload) Diverged() bool {
 	return w.Desired == DesiredStopped && !(w.Actual.Generation == w.Generation && stopped(w.Actual.State))
 }
 
-// stopReason replaces the reason of a workload that is to be stopped and is not,
-// for something went wrong; it is "" where that is not so.
+// stopReason returns the reason of a workload whose stop failed, or the zero Reason.
 func (t *Tx) stopReason(w *Workload, n *Node) Reason {
 	if w.Desired != DesiredStopped || n == nil || !n.Up || !w.Acknowledged ||
 		w.Actual.Generation != w.Generation || stopped(w.Actual.State) || w.Actual.Code == "" {
@@ -48,7 +47,7 @@ func (t *Tx) stopReason(w *Workload, n *Node) Reason {
 	return Reason{Code: w.Actual.Code, Message: text, At: t.r.info.Clock, Retryable: true}
 }
 
-// reason is reasonOf, and stopReason where there is one.
+// reason returns stopReason if it applies, and reasonOf otherwise.
 func (t *Tx) reason(w *Workload, n *Node) Reason {
 	if r := t.stopReason(w, n); r.Code != "" {
 		return r

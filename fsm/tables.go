@@ -8,8 +8,8 @@ import (
 // This file is the only one that writes tables. Each setter stores one record,
 // moves the index entries that differ, and notes the Change.
 
-// putWorkload stores w and its index entries; old is what it replaces, nil for a
-// new record. It sets Status, UpdatedAt and ModifyIndex.
+// putWorkload stores w and its index entries. old is the record that it replaces, nil for a new
+// one. It sets Status, UpdatedAt and ModifyIndex.
 func (t *Tx) putWorkload(old, w *Workload) {
 	var n *Node
 	if w.Node != "" {
@@ -21,23 +21,23 @@ func (t *Tx) putWorkload(old, w *Workload) {
 	own(t, &t.r.workloads, ownWorkloads).Set(w.ID, w)
 	t.reindex(old, w)
 	if old == nil {
-		t.dropTombstone(w.ID) // LeftOn knows what is older than the record
+		t.dropTombstone(w.ID) // from now on LeftOn compares generations with the record
 	}
 	t.changes = append(t.changes, Change{Table: TableWorkload, Key: w.ID, Old: old, New: w})
 }
 
-// dropWorkload removes a record for good; what is remembered of it is its grave.
+// dropWorkload removes a record for good and leaves a tombstone.
 func (t *Tx) dropWorkload(w *Workload) {
 	own(t, &t.r.workloads, ownWorkloads).Delete(w.ID)
 	t.reindex(w, nil)
 	t.changes = append(t.changes, Change{Table: TableWorkload, Key: w.ID, Old: w})
-	t.dig(w)
+	t.addTombstone(w)
 	t.disband(w)
 	t.event(Event{Type: EventWorkloadDeleted, Workload: w.ID, Node: w.Node, Namespace: w.Namespace})
 }
 
-// putNode stores n. When the engine or the default pool changed, the claims of
-// everything on the node move with it.
+// putNode stores n. If the engine or the default pool changed, it moves the claims of all
+// workloads and residuals on the node.
 func (t *Tx) putNode(old, n *Node) {
 	n.ModifyIndex = t.meta.Index
 	moved := old != nil && (old.Engine() != n.Engine() || old.pool("") != n.pool(""))
@@ -52,8 +52,8 @@ func (t *Tx) putNode(old, n *Node) {
 	}
 }
 
-// moveResiduals rewrites the engine of a node's residuals, whose claims are
-// withdrawn at this moment.
+// moveResiduals sets the new engine in the residuals of a node. Their claims are removed at this
+// moment.
 func (t *Tx) moveResiduals(n *Node) {
 	for _, old := range t.residualsOn(n.ID) {
 		if old.Engine == n.Engine() {
@@ -66,14 +66,13 @@ func (t *Tx) moveResiduals(n *Node) {
 	}
 }
 
-// dropNode removes a node on which nothing is left.
+// dropNode removes a node without workloads and residuals.
 func (t *Tx) dropNode(n *Node) {
 	own(t, &t.r.nodes, ownNodes).Delete(n.ID)
 	t.changes = append(t.changes, Change{Table: TableNode, Key: n.ID, Old: n})
 }
 
-// putResidual stores a residual in place of the one that the node may have had
-// of the same workload.
+// putResidual stores a residual. It replaces a residual of the same workload on the same node.
 func (t *Tx) putResidual(r *Residual) {
 	key := pair(r.Node, r.Workload)
 	n, _ := t.r.nodes.Get(r.Node)
@@ -87,8 +86,8 @@ func (t *Tx) putResidual(r *Residual) {
 	t.changes = append(t.changes, Change{Table: TableResidual, Key: key, Old: old, New: r})
 }
 
-// dropResidual removes a residual; a record that only waited for it is removed
-// by settle.
+// dropResidual removes a residual. The caller calls settle, which removes a deleted workload
+// without residuals.
 func (t *Tx) dropResidual(r *Residual) {
 	key := pair(r.Node, r.Workload)
 	n, _ := t.r.nodes.Get(r.Node)
@@ -116,17 +115,17 @@ func (t *Tx) dropReplica(r *Replica) {
 	t.changes = append(t.changes, Change{Table: TableReplica, Key: r.ID, Old: r})
 }
 
-// infoChanged notes that a part of Info changed that is more than bookkeeping.
+// infoChanged notes a change of Info beyond index, term, clock and counters.
 func (t *Tx) infoChanged(old Info) {
 	now := t.r.info
 	t.changes = append(t.changes, Change{Table: TableInfo, Old: &old, New: &now})
 }
 
-// MaxEvents is how many events are kept; the oldest are dropped silently.
+// MaxEvents is the number of events that are kept. The oldest are dropped.
 const MaxEvents = 10_000
 
-// event appends one line of history; Seq, Index, At and By are filled in, and the
-// namespace of a workload that there is.
+// event appends one event. It sets Seq, Index, At and By, and the namespace of an existing
+// workload.
 func (t *Tx) event(e Event) {
 	if e.Workload != "" && e.Namespace == "" {
 		if w, ok := t.r.workloads.Get(e.Workload); ok {
@@ -136,7 +135,7 @@ func (t *Tx) event(e Event) {
 	t.addEvent(e)
 }
 
-// eventOf is event for a caller that has the workload as it is stored.
+// eventOf does the same for a caller that has the stored record.
 func (t *Tx) eventOf(w *Workload, e Event) {
 	e.Workload, e.Namespace = w.ID, w.Namespace
 	t.addEvent(e)
@@ -149,7 +148,7 @@ func (t *Tx) addEvent(e Event) {
 		if t.origin == nil {
 			t.origin = []Label{{"from", t.caller}}
 		}
-		e.Details = t.origin // shared by events in a row, as no event is ever changed
+		e.Details = t.origin // events may share it, because an event never changes
 	} else if t.caller != "" {
 		e.detail("from", t.caller)
 	}
@@ -165,13 +164,13 @@ func (t *Tx) addEvent(e Event) {
 	t.changes = append(t.changes, Change{Table: TableEvent, New: kept})
 }
 
-// detail adds a label where it belongs; the list may be somebody else's.
+// detail inserts a label in order. It copies the list, which other events may share.
 func (e *Event) detail(key, value string) {
 	i, _ := slices.BinarySearchFunc(e.Details, key, func(l Label, k string) int { return cmp.Compare(l.Key, k) })
 	e.Details = slices.Insert(slices.Clone(e.Details), i, Label{key, value})
 }
 
-// state reads what the transaction has done so far.
+// state returns a read-only view of the transaction so far.
 func (t *Tx) state() State { return State{&t.r} }
 
 func (t *Tx) hasResidual(workload string) bool {
@@ -180,8 +179,8 @@ func (t *Tx) hasResidual(workload string) bool {
 	return found
 }
 
-// residualsOn and workloadsOn collect before the caller
-// writes: a tree must not change under a scan.
+// residualsOn and workloadsOn collect records before the caller writes, because a tree must not
+// change during a scan.
 func (t *Tx) residualsOn(node string) (out []*Residual) {
 	t.state().Residuals(node, func(r *Residual) bool { out = append(out, r); return true })
 	return out

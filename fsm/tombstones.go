@@ -8,51 +8,51 @@ import (
 	"github.com/persys/compute/fsm/bounds"
 )
 
-// Tombstones. A fence, a removed node and `delete --force` all state that a machine
-// runs nothing any more, and with the last node that held it the record of a
-// deleted workload goes. The machine may return with its disk all the same, and
-// then runs what nobody knows. A grave is what is remembered of such a workload:
-// enough to know its ghost by, and to say until which generation it was deleted.
+// A fence, the removal of a node, and `delete --force` all state that a machine runs nothing any
+// more. The record of a deleted workload is removed with the last node that held it. The machine
+// may still return with its disk and run the workload. A tombstone remembers the deleted
+// workload, so that a report about it is recognised and the node is told to remove it.
 
-// MaxTombstones is how many deleted workloads are remembered; the oldest go first.
+// MaxTombstones is the number of tombstones that are kept. The oldest are dropped first.
 const MaxTombstones = 10_000
 
-// Tombstone is what is left of a deleted workload. A record of the same id that is
-// made later has no grave: its own generation says what is older.
+// Tombstone remembers a deleted workload. A new record with the same id replaces its tombstone,
+// because the generation of the record tells which instances are older.
 type Tombstone struct {
 	Workload   string
-	Generation Generation // the last that was given out for it
-	Node       string     // where it was last, "" = nowhere
+	Generation Generation // the last that was issued for it
+	Node       string     // its last node, "" if it had none
 	Claims     Demand     // see claims
 	At         int64      // Unix nanoseconds
 	Index      uint64
 }
 
-// claims is the part of a demand that takes something of a node.
+// claims returns the part of a demand that reserves something on a node.
 func claims(d *Demand) Demand {
 	return Demand{Type: d.Type, CPU: d.CPU, Memory: d.Memory, Disk: d.Disk, Pool: d.Pool, Ports: d.Ports, Exclusive: d.Exclusive}
 }
 
-// Tombstone returns what is remembered of a deleted workload.
+// Tombstone returns the tombstone of a deleted workload.
 func (s State) Tombstone(workload string) (*Tombstone, bool) { return s.r.tombstones.Get(workload) }
 
-// Tombstones scans what is remembered of deleted workloads, by id.
+// Tombstones scans the tombstones, by workload id.
 func (s State) Tombstones(fn func(*Tombstone) bool) {
 	s.r.tombstones.Scan(func(_ string, g *Tombstone) bool { return fn(g) })
 }
 
-// TombstoneCount is the number of deleted workloads that are remembered.
+// TombstoneCount returns the number of tombstones.
 func (s State) TombstoneCount() int { return s.r.tombstones.Len() }
 
-// StillRunsOn reports whether a word from node n shows that it still has what lies in
-// g. A peer that knows no generations shows nothing, as in LeftOn; one that names
-// a later generation was told more than this state knows, and is left alone.
+// StillRunsOn reports whether a report of node n shows that it still runs the deleted workload.
+// A report without a generation, from a legacy v1 peer, shows nothing, as in LeftOn. A
+// generation after the tombstone was issued by a state that this one does not know; such a
+// workload is left alone.
 func (g *Tombstone) StillRunsOn(n *Node, said Generation, state Actual) bool {
 	return n != nil && n.Up && !said.IsZero() && !g.Generation.Less(said) && present(state)
 }
 
-// haunts makes a residual of what a node has of a deleted workload.
-func (t *Tx) haunts(r *commandv1.WorkloadReport) bool {
+// deletedReturned adds a residual for a deleted workload that a node still runs.
+func (t *Tx) deletedReturned(r *commandv1.WorkloadReport) bool {
 	g, ok := t.r.tombstones.Get(r.GetWorkload())
 	n, _ := t.r.nodes.Get(r.GetNode())
 	if !ok || r.GetGone() || r.GetRefused() || !g.StillRunsOn(n, GenerationOf(r.GetGeneration()), Actual(r.GetState())) {
@@ -77,8 +77,8 @@ func (t *Tx) haunts(r *commandv1.WorkloadReport) bool {
 	return true
 }
 
-// dig remembers a workload whose record goes.
-func (t *Tx) dig(w *Workload) {
+// addTombstone remembers a workload whose record is removed.
+func (t *Tx) addTombstone(w *Workload) {
 	g := &Tombstone{
 		Workload: w.ID, Generation: w.Generation, Node: w.Node, Claims: claims(w.Demand),
 		At: t.r.info.Clock, Index: t.meta.Index,
@@ -90,8 +90,8 @@ func (t *Tx) dig(w *Workload) {
 		g.Generation = t.next // of the command that deletes it
 	}
 	t.dropTombstone(w.ID)
-	own(t, &t.r.tombstones, ownGraves).Set(g.Workload, g)
-	own(t, &t.r.tombstonesByAge, ownGravesByAge).Set(tombstoneKey(g), struct{}{})
+	own(t, &t.r.tombstones, ownTombstones).Set(g.Workload, g)
+	own(t, &t.r.tombstonesByAge, ownTombstonesByAge).Set(tombstoneKey(g), struct{}{})
 	t.foldTombstone(g)
 	for t.r.tombstones.Len() > MaxTombstones {
 		oldest, _, _ := t.r.tombstonesByAge.Min()
@@ -104,24 +104,23 @@ func (t *Tx) dropTombstone(id string) {
 	if !ok {
 		return
 	}
-	own(t, &t.r.tombstones, ownGraves).Delete(id)
-	own(t, &t.r.tombstonesByAge, ownGravesByAge).Delete(tombstoneKey(g))
+	own(t, &t.r.tombstones, ownTombstones).Delete(id)
+	own(t, &t.r.tombstonesByAge, ownTombstonesByAge).Delete(tombstoneKey(g))
 	t.foldTombstone(&Tombstone{Workload: id})
 }
 
-// foldGrave adds to the digest what is left of a grave; one without a generation
-// is gone.
+// foldTombstone adds a tombstone to the digest. One without a generation stands for a removal.
 func (t *Tx) foldTombstone(g *Tombstone) {
 	e := encoder(t.sideFold)
-	e.str("grave")
+	e.str("grave") // the name of this table in the digest
 	e.tombstone(g)
 	t.sideFold = e
 }
 
-// graveKeyPrefix is how many bytes stand before the id in a graveKey.
+// tombstoneKeyPrefix is the number of bytes before the id in a tombstoneKey.
 const tombstoneKeyPrefix = 8
 
-// graveKey sorts by Index, then id.
+// tombstoneKey sorts by Index, then by id.
 func tombstoneKey(g *Tombstone) string {
 	b := make([]byte, tombstoneKeyPrefix, tombstoneKeyPrefix+len(g.Workload))
 	binary.BigEndian.PutUint64(b, g.Index)
@@ -136,10 +135,10 @@ func tombstonePB(g *Tombstone) *commandv1.GraveRecord {
 
 func tombstoneOf(m *commandv1.GraveRecord) (*Tombstone, error) {
 	if !bounds.ValidID(m.GetWorkload()) {
-		return nil, fmt.Errorf("grave: workload id %q does not match %s", clip(m.GetWorkload()), bounds.IDRule)
+		return nil, fmt.Errorf("tombstone: workload id %q does not match %s", clip(m.GetWorkload()), bounds.IDRule)
 	}
 	if err := portsInRange(m.GetClaims()); err != nil {
-		return nil, fmt.Errorf("grave of %q: %w", m.GetWorkload(), err)
+		return nil, fmt.Errorf("tombstone of %q: %w", m.GetWorkload(), err)
 	}
 	return &Tombstone{
 		Workload: m.GetWorkload(), Generation: GenerationOf(m.GetGeneration()), Node: m.GetNode(), Claims: demandValue(m.GetClaims()),

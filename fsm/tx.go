@@ -13,78 +13,76 @@ import (
 	"github.com/persys/compute/fsm/receipts"
 )
 
-// Command is one entry of the log's vocabulary. It is never modified here, and
-// records share its bytes: whoever made it must not change it afterwards.
+// Command is one entry of the vocabulary of the log. Apply never modifies it, but records share
+// its bytes, so the caller must not change it afterwards.
 type Command = *commandv1.Command
 
-// Meta is where in the log a command stands. Commands of one batch share it.
+// Meta is the position of a command in the log. Commands of one batch share it.
 type Meta struct{ Index, Term uint64 }
 
-// Tx applies the commands of one log entry to a private copy of a state. It is
-// for one goroutine; nobody sees its effects before Commit.
+// Tx applies the commands of one log entry to a private copy of a state. It is for use by one
+// goroutine. Nobody sees its effects before Commit.
 type Tx struct {
 	r     root
-	owned uint32 // bit per table that is private already
+	owned uint32 // one bit per table that this Tx has copied
 
-	// Of the command being judged:
+	// The command that is being judged:
 	meta   Meta
 	by     string
 	caller string // address that the call came from
 	via    string // identity of the gateway that passed the call on
-	// confined are the namespaces that whoever asked may act in; none: all.
+	// confined lists the namespaces in which the caller may act; empty means all.
 	confined []string
-	next     Generation // handed out to everything the command touches
-	from     int        // in changes, where its own begin
+	next     Generation // issued to every record that the command changes
+	from     int        // index of its first Change in changes
 
 	olds   []*Workload            // see replaced
 	alone  commandv1.PutWorkloads // see putAlone
-	origin []Label                // details of an event that has none but where the call came from
+	origin []Label                // details of an event that holds only the address of the caller
 
 	changes  []Change // of all commands since Begin or Commit
 	slabs    slabs
 	outcomes outcomes
 	scratch  []byte
 	hash     xxhash.Digest
-	// sideFold is what the command changed in the tables that make no Change
-	// (trust.go, tombstones.go, failures.go, drifts.go), as the digest takes it.
+	// sideFold holds the encoded changes of tables that make no Change (trust.go, tombstones.go,
+	// failures.go, drifts.go, rollouts.go), for the digest.
 	sideFold []byte
 
 	retention receipts.Retention
 	rules     []armRule // armRules, unless a test declares a newer version's
 }
 
-// Begin opens a transaction. It costs a copy of the root; a table is shared with
-// s until the first write to it. s itself stays as it is, but see State for who
-// may call Begin.
+// Begin opens a transaction. It copies the root; tables are shared with s until the first write
+// to them. s does not change. See State for who may call Begin.
 func (s State) Begin() *Tx { return &Tx{r: *s.r, rules: armRules[:], retention: receipts.Default()} }
 
-// Commit returns the state after everything applied so far. The Tx may go on:
-// what it does then is not seen in the State returned here.
+// Commit returns the state after all commands applied so far. The Tx may be used further; later
+// changes do not affect the returned State.
 func (t *Tx) Commit() State {
 	r := t.r
 	t.owned, t.changes = 0, nil
 	return State{&r}
 }
 
-// Expect makes room for what that many commands leave, so that it is made at once.
-// Without it everything works the same.
+// Expect reserves memory for the results of that many commands. It is optional.
 func (t *Tx) Expect(commands int) {
 	t.changes = slices.Grow(t.changes, 2*commands)
 	t.slabs.expected = commands
 }
 
-// slabs are rows of what the commands of an entry leave and what goes as it came, all at
-// about the same time: for a collection a row is one object to walk instead of many.
+// slabs allocates small objects of one log entry in rows, because they are released at about the
+// same time. For the garbage collector one row is one object.
 type slabs struct {
-	expected int // commands that are still to come
+	expected int // commands that are not applied yet
 	items    []Item
 }
 
-// slabMax is how many stand in a row, and so how many one that is kept for long keeps.
+// slabMax is the number of items per slab. One live item keeps the whole slab in memory.
 const slabMax = 64
 
-// place puts v into the next free place of a row, as a list of one. Each place is handed
-// out once.
+// place stores v in the next free item of a slab and returns a list of that item. Each item is
+// used once.
 func place[V any](s *slabs, row *[]V, v V) []V {
 	if len(*row) == 0 {
 		*row = make([]V, max(1, min(s.expected, slabMax)))
@@ -95,13 +93,11 @@ func place[V any](s *slabs, row *[]V, v V) []V {
 	return one
 }
 
-// Changes returns what Apply returned since Begin or Commit, of all commands
-// together.
+// Changes returns the changes of all commands since Begin or Commit.
 func (t *Tx) Changes() []Change { return slices.Clip(t.changes) }
 
-// Apply judges one command. The result is the same on every replica; a refusal
-// is a Result with a Kind, never a Go error. Changes are in the order they were
-// made and nil if there are none.
+// Apply judges one command. The result is the same on every replica. A refusal is a Result with
+// a Kind, not an error. Changes are in the order in which they were made, nil if there are none.
 func (t *Tx) Apply(m Meta, c Command) (Result, []Change) {
 	head := c.GetHead()
 	t.meta, t.next, t.from = m, Generation{}, len(t.changes)
@@ -129,15 +125,14 @@ func (t *Tx) Apply(m Meta, c Command) (Result, []Change) {
 	return res, slices.Clip(t.changes[t.from:])
 }
 
-// Apply judges one command in a transaction of its own. A caller that has many
-// should use one Tx for all of them.
+// Apply judges one command in a transaction of its own. For many commands, use one Tx.
 func (s State) Apply(m Meta, c Command) (State, Result, []Change) {
 	t := s.Begin()
 	res, changes := t.Apply(m, c)
 	return t.Commit(), res, changes
 }
 
-// judge is what happens to a command that is no repetition.
+// judge applies a command that is not a repeated request.
 func (t *Tx) judge(c Command) Result {
 	if c.GetBody() == nil {
 		return refuse(Unsupported, "the command has no body that this version knows")
@@ -246,8 +241,8 @@ func (t *Tx) judge(c Command) Result {
 	return refuse(Unsupported, "this version has no rule for %s", a)
 }
 
-// generation is the one that this command hands out; the first call advances
-// the sequence.
+// generation returns the generation that this command issues. The first call advances the
+// sequence.
 func (t *Tx) generation() Generation {
 	if t.next.IsZero() {
 		t.r.info.Sequence++
@@ -276,8 +271,8 @@ const (
 	ownTokens
 	ownAdmissions
 	ownRevocations
-	ownGraves
-	ownGravesByAge
+	ownTombstones
+	ownTombstonesByAge
 	ownAudits
 	ownDrifts
 	ownNamespaces
@@ -287,8 +282,8 @@ const (
 	ownRolling
 )
 
-// own makes one table private before the first write to it. Copying marks the
-// original, which readers do not look at (only a writer compares marks).
+// own copies a table before the first write to it. Copying also marks the original tree; only
+// writers read that mark.
 func own[K cmp.Ordered, V any](t *Tx, m **btree.Map[K, V], bit uint32) *btree.Map[K, V] {
 	if t.owned&bit == 0 {
 		*m = (*m).Copy()
@@ -297,7 +292,7 @@ func own[K cmp.Ordered, V any](t *Tx, m **btree.Map[K, V], bit uint32) *btree.Ma
 	return *m
 }
 
-// refuse makes a verdict that changes nothing.
+// refuse returns a verdict that changes nothing.
 func refuse(k Kind, format string, args ...any) Result {
 	return Result{Kind: k, Reason: fmt.Sprintf(format, args...)}
 }
