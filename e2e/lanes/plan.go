@@ -8,18 +8,17 @@ import (
 	"strings"
 )
 
-// lane says how a test runs.
+// lane says how a test runs. In the default lane, which has no name, several tests run at a time, each in
+// a network namespace of its own.
 type lane string
 
 const (
-	// laneNamespace is the default: a network namespace of the test's own, several tests at a time.
-	laneNamespace lane = "namespace"
-	// laneEarly is laneNamespace for the longest tests: they start first, so that none of them is
-	// waited for alone at the end.
+	// laneEarly is the default lane for the longest tests: they start first, so that none of them runs
+	// alone at the end.
 	laneEarly lane = "early"
 	// laneDocker runs one test after another in the network of the machine, where Docker publishes ports.
 	laneDocker lane = "docker"
-	// laneFull is laneNamespace with make test-full, and is left out otherwise.
+	// laneFull is laneEarly with make test-full, and is left out otherwise.
 	laneFull lane = "full"
 )
 
