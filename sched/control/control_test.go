@@ -207,7 +207,7 @@ func TestLostTermAnswersEveryCaller(t *testing.T) {
 	b.beat(sched.Heartbeat{Node: "b"})
 	b.step(Lost{})
 	for _, r := range take[Reply](b) {
-		is(t, "error", r.Err, error(ErrNotLeading))
+		is(t, "error", r.Err, ErrNotLeading)
 	}
 	b.beat(sched.Heartbeat{Node: "a"})
 	is(t, "effects after the term", len(take[Reply](b)), 0)
