@@ -28,7 +28,7 @@ var shared docker
 func theEngine(t *testing.T) (*harness.Engine, string) {
 	t.Helper()
 	if os.Getenv(harness.NamespaceEnv) != "" {
-		t.Fatalf("a test with the Docker engine runs in the network of the machine, where ports are published: list it in e2e/lanes.txt with the lane docker")
+		t.Fatalf("a test with the Docker engine runs in the network of the machine, where ports are published: list it in e2e/lanes.txt with the lane host")
 	}
 	shared.once.Do(func() { shared.err = shared.open() })
 	testbed.Need(t, "a Docker engine", shared.err)

@@ -16,14 +16,14 @@ const (
 	// laneEarly is the default lane for the longest tests: they start first, so that none of them runs
 	// alone at the end.
 	laneEarly lane = "early"
-	// laneDocker runs one test after another in the network of the machine, where Docker publishes ports.
-	laneDocker lane = "docker"
+	// laneHost runs one test after another in the network of the machine, where Docker publishes ports.
+	laneHost lane = "host"
 	// laneFull is laneEarly with make test-full, and is left out otherwise.
 	laneFull lane = "full"
 )
 
 // lanes are the lanes that lanes.txt may name.
-var lanes = []lane{laneEarly, laneDocker, laneFull}
+var lanes = []lane{laneEarly, laneHost, laneFull}
 
 // rule is one line of lanes.txt.
 type rule struct {
@@ -70,7 +70,7 @@ func readRules(path string, tests []string) (map[string]rule, error) {
 // plan is the order of the tests.
 type plan struct {
 	namespaced []string // several at a time, in this order
-	docker     []string // in the network of the machine, one after another
+	host       []string // in the network of the machine, one after another
 	left       []string // not run: the lane "full" without -full
 }
 
@@ -83,8 +83,8 @@ func arrange(tests []string, rules map[string]rule, opt options) plan {
 			continue
 		}
 		switch rules[name].lane {
-		case laneDocker:
-			p.docker = append(p.docker, name)
+		case laneHost:
+			p.host = append(p.host, name)
 		case laneEarly:
 			early = append(early, name)
 		case laneFull:
@@ -103,9 +103,9 @@ func arrange(tests []string, rules map[string]rule, opt options) plan {
 
 // inOrder is the plan for a machine on which no namespaces can be made.
 func (p plan) inOrder() plan {
-	return plan{docker: slices.Concat(p.docker, p.namespaced), left: p.left}
+	return plan{host: slices.Concat(p.host, p.namespaced), left: p.left}
 }
 
-// workersFor is the default number of namespaced tests at a time; the lane docker runs beside them. More
+// workersFor is the default number of namespaced tests at a time; the lane host runs beside them. More
 // tests would delay each other's heartbeats and elections.
 func workersFor() int { return min(max(2, runtime.NumCPU()), 8) }

@@ -90,7 +90,7 @@ func (r *runner) all(ctx context.Context, p plan, workers int) error {
 		})
 	}
 	wg.Go(func() {
-		for _, name := range p.docker {
+		for _, name := range p.host {
 			r.one(ctx, name, false)
 		}
 	})
