@@ -376,16 +376,14 @@ func checkChanges(rt *rapid.T, before, after State, changes []Change) {
 		rt.Fatalf("the changes lead to %d workloads, %d nodes, %d residuals, there are %d, %d, %d",
 			len(workloads), len(nodes), len(residuals), after.WorkloadCount(), after.NodeCount(), after.ResidualCount())
 	}
-	if before.Info().FeatureLevel >= 6 { // before, drifts make no Change
-		after.Drifts("", func(d *Drift) bool {
-			if drifts[d.key()] != d {
-				rt.Fatalf("drift %s changed without a Change", d.key())
-			}
-			return true
-		})
-		if len(drifts) != after.DriftCount() {
-			rt.Fatalf("the changes lead to %d drifts, there are %d", len(drifts), after.DriftCount())
+	after.Drifts("", func(d *Drift) bool {
+		if drifts[d.key()] != d {
+			rt.Fatalf("drift %s changed without a Change", d.key())
 		}
+		return true
+	})
+	if len(drifts) != after.DriftCount() {
+		rt.Fatalf("the changes lead to %d drifts, there are %d", len(drifts), after.DriftCount())
 	}
 	after.Workloads("", func(w *Workload) bool {
 		if workloads[w.ID] != w {
