@@ -212,7 +212,7 @@ func TestConcurrentRequests(t *testing.T) {
 	go func() { from(ctx, "192.0.2.1:1", "/workloads/hang"); close(ended) }()
 	<-s.given
 	w := from(t.Context(), "192.0.2.1:2", "/nodes")
-	if w.Code != http.StatusTooManyRequests || w.Header().Get("Retry-After") != "1" || !strings.Contains(w.Body.String(), "under way") {
+	if w.Code != http.StatusTooManyRequests || w.Header().Get("Retry-After") != "1" || !strings.Contains(w.Body.String(), "too many concurrent calls") {
 		t.Errorf("the second request of a host: %d, Retry-After %q, %s", w.Code, w.Header().Get("Retry-After"), w.Body)
 	}
 	if w := from(t.Context(), "192.0.2.2:1", "/nodes"); w.Code != http.StatusOK {

@@ -280,7 +280,7 @@ func TestAnIssuerThatIsAway(t *testing.T) {
 	i.away.Store(true)
 	w := startWorld(t, map[string]string{"PERSYS_GATEWAY_OIDC_ISSUER": i.url, "PERSYS_GATEWAY_OIDC_AUDIENCE": "persys", "PERSYS_GATEWAY_OIDC_ROLES": "ops=admin"}, "")
 	token := []string{"Authorization", "Bearer " + i.token(t, nil, jose.RS256, nil)}
-	if code, body, h := w.do(w.as(""), "GET", w.api+"/nodes", "", token...); code != 503 || h.Get("Retry-After") == "" || !strings.Contains(body, "the issuer has not answered") {
+	if code, body, h := w.do(w.as(""), "GET", w.api+"/nodes", "", token...); code != 503 || h.Get("Retry-After") == "" || !strings.Contains(body, "issuer has not answered") {
 		t.Errorf("with a token: %d %s", code, body)
 	}
 	if code, body, _ := w.do(w.as("user/olga"), "GET", w.api+"/nodes", ""); code != 200 {
