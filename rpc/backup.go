@@ -196,7 +196,7 @@ func mayRestore(backup, present fsm.Info, force bool) error {
 	if backup.ClusterID == present.ClusterID || force {
 		return nil
 	}
-	return errorf(KindPrecondition, "the backup is of cluster %q and this is cluster %q; agents of %[1]q refuse its orders.  "+
+	return errorf(KindPrecondition, "the backup is of cluster %q and this is cluster %q; agents of %[1]q refuse its orders. "+
 		"To bring %[1]q back, start new schedulers with SCHEDULER_CLUSTER_ID=%[1]s and restore there. "+
 		"To take its workloads into this cluster, while %[1]q may still run them: --force-new-cluster", backup.ClusterID, present.ClusterID)
 }

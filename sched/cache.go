@@ -228,8 +228,9 @@ func (c *Cache) touch(node string, d *fsm.Demand) {
 	}
 }
 
-// touchFormer marks the host ports that a workload still holds for the revision it
-// replaces. Conflicts between other workloads about these ports could not be seen before.
+// touchFormer marks the host ports that a workload still holds for the revision that it
+// replaces. While the workload held them, conflicts between other workloads about these
+// ports did not show, so the ports must be evaluated again.
 func (c *Cache) touchFormer(v fsm.View, w *fsm.Workload) {
 	s, ok := c.nodes.slotOf[w.Node]
 	if !ok || len(w.FormerPorts) == 0 {

@@ -128,7 +128,7 @@ type Saved struct {
 	Tombstones []*Tombstone
 }
 
-// SavedStatus is the last report of a workload, so that it outlives a restart, and its failures.
+// SavedStatus is the last report of a workload and its failures, stored so that both survive a restart.
 type SavedStatus struct {
 	Status  *Status
 	Failure Failure

@@ -233,7 +233,7 @@ func (f *Fencer) keepSecond(ctx context.Context) {
 	for ctx.Err() == nil {
 		p, err := f.opt.Second()
 		if err != nil {
-			f.opt.Logger.Error("starting the second guard", "error", err)
+			f.opt.Logger.Error("could not start the second fencer, which takes over if this one dies", "error", err)
 		} else {
 			f.setSecond(true)
 			ended := make(chan struct{})

@@ -102,8 +102,8 @@ func (s *Source) Run(ctx context.Context) {
 	for {
 		wait := s.cfg.Retry
 		if leaf, err := s.leaf(); err == nil && !s.stale {
-			// A certificate with a short validity, or with more backdating than validity, is due at
-			// once, so pause between requests.
+			// A certificate with a short validity, or with more backdating than validity, is due for
+			// renewal at once, so pause between requests.
 			now := s.cfg.Now()
 			wait = max(RenewAt(leaf).Sub(now), min(s.cfg.Retry, leaf.NotAfter.Sub(now)/2))
 		}

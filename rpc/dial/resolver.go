@@ -65,7 +65,7 @@ func (b builder) watch(ctx context.Context, t resolver.Target, cc resolver.Clien
 		for _, e := range ends {
 			state.Endpoints = append(state.Endpoints, e.resolved())
 		}
-		// If gRPC accepts none of them, it calls ResolveNow.
+		// If gRPC accepts none of the addresses, it calls ResolveNow, so the error needs no handling here.
 		if err := cc.UpdateState(state); err != nil && !errors.Is(err, context.Canceled) {
 			src.log.Debug("scheduler addresses are not taken", "error", err)
 		}

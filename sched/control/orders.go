@@ -206,6 +206,8 @@ func (t *Term) fly(e *entry) {
 			land(sched.Ack{}, err)
 		case !asked(t.view, e.order):
 			land(sched.Ack{}, errWithdrawn)
+		case t.until(e.deadline.at) <= 0:
+			// The deadline has passed; its timer ends the flight in this step.
 		default:
 			deliver()
 		}

@@ -30,7 +30,7 @@ func (t *term) carryOut(e control.Effect) {
 			return control.Confirmed{ID: e.ID, Err: err}
 		})
 	case control.Deliver:
-		t.run(e.Within, func(ctx context.Context) control.Input { return t.deliver(ctx, e) })
+		t.run(max(e.Within, 1), func(ctx context.Context) control.Input { return t.deliver(ctx, e) })
 	case control.List:
 		t.run(t.cfg.OrderDeadline, func(ctx context.Context) control.Input {
 			reports, err := t.cfg.Inspector.List(ctx, e.Node)
@@ -78,7 +78,9 @@ func (t *term) run(within time.Duration, fn func(context.Context) control.Input)
 			ctx, cancel = context.WithTimeout(t.ctx, within)
 		}
 		defer cancel()
-		t.step(fn(ctx))
+		if in := fn(ctx); t.ctx.Err() == nil { // after the term's end only Lost is an input
+			t.step(in)
+		}
 	})
 }
 

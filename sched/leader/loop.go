@@ -97,6 +97,11 @@ func (t *term) clock() {
 func (t *term) step(in control.Input) {
 	t.mu.Lock()
 	effects := t.core.Step(t.cfg.Clock(), t.store.View(), in)
+	if len(effects) > 0 {
+		// Callers of Heartbeat are not counted by wg. Run must not return before their effects have started.
+		t.wg.Add(1)
+		defer t.wg.Done()
+	}
 	earlier := t.core.WakeAt() < t.wakeAt
 	t.wakeAt = t.core.WakeAt()
 	for _, e := range effects {

@@ -70,7 +70,7 @@ func TestGuestOnABridge(t *testing.T) {
 	out, err := cmd.CombinedOutput()
 	t.Logf("beside the bridge:\n%s", out)
 	if err != nil {
-		t.Errorf("beside the bridge: %v\nthe DHCP server:\n%s", err, lan.Log())
+		t.Errorf("the test process beside the bridge failed: %v\noutput of the DHCP server:\n%s", err, lan.Log())
 	}
 }
 

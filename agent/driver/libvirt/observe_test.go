@@ -214,7 +214,8 @@ func TestRecordOfALockedMachine(t *testing.T) {
 	})
 }
 
-// A List that waited for a stop of the guest does not record a start.
+// A List may read a domain before the guest is stopped and continue afterwards. It must not record the stopped
+// guest as started.
 func TestListDuringStop(t *testing.T) {
 	d, hv := newChatty(t, "web")
 	in, _, err := d.find(t.Context(), "web")
