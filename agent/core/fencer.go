@@ -234,9 +234,13 @@ func (x *step) coverOrder(w *Workload, next *Intent, newer bool) bool {
 		return false
 	}
 	f := &x.fencer
-	f.extra = slices.DeleteFunc(f.extra, func(a ahead) bool { return a.workload == guarded(next) })
+	same := func(a ahead) bool { return a.workload == guarded(next) }
+	first := !slices.ContainsFunc(f.extra, same)
+	f.extra = slices.DeleteFunc(f.extra, same)
 	f.extra = append(f.extra, ahead{guarded(next), x.now.Add(aheadFor)})
-	x.do(TellFencer{})
+	if first { // a repeated order waits for the next regular exchange with the fencer
+		x.do(TellFencer{})
+	}
 	x.answer(Answer{Unavailable: guardError(x.unconfirmed()), Retry: true})
 	return false
 }

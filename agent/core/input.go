@@ -59,7 +59,6 @@ type (
 		Cluster string
 		Kinds   []workload.Kind
 		Added   bool
-		Failed  bool
 	}
 
 	// Probed is what an engine says of itself. EngineID is empty if it did not answer.
@@ -83,6 +82,7 @@ type (
 	Looked struct {
 		ID       string
 		Kind     workload.Kind
+		Bound    uint64 // of the driver, as in Engine
 		Observed *workload.Observed
 		Began    time.Time
 	}

@@ -9,25 +9,24 @@ import (
 
 // setEngines takes over new drivers.
 func (x *step) setEngines(e Engines) {
-	waited := x.rebinding != ""
-	x.rebinding = ""
-	if !e.Failed {
-		old := x.engines
-		if !e.Added {
-			x.engines, x.Bound = nil, e.Cluster
-		}
-		for _, kind := range e.Kinds {
-			x.bounds++
-			next := Engine{Kind: kind, Bound: x.bounds}
-			for _, was := range old {
-				if was.Kind == kind { // another label, the same engine
-					next.Probed, next.Healthy, next.EngineID, next.Reason = was.Probed, was.Healthy, was.EngineID, was.Reason
-				}
-			}
-			x.engines = append(x.engines, next)
-		}
-		sortEngines(x.engines)
+	// Engines that are added do not end a replacement of the drivers that is still under way.
+	waited := !e.Added && x.rebinding != ""
+	old := x.engines
+	if !e.Added {
+		x.rebinding = ""
+		x.engines, x.Bound = nil, e.Cluster
 	}
+	for _, kind := range e.Kinds {
+		x.bounds++
+		next := Engine{Kind: kind, Bound: x.bounds}
+		for _, was := range old {
+			if was.Kind == kind { // another label, the same engine
+				next.Probed, next.Healthy, next.EngineID, next.Reason = was.Probed, was.Healthy, was.EngineID, was.Reason
+			}
+		}
+		x.engines = append(x.engines, next)
+	}
+	sortEngines(x.engines)
 	if waited { // work rests while drivers are replaced
 		for w := range x.State.Workloads() {
 			x.due(w.ID, x.now)
@@ -132,8 +131,9 @@ func (x *step) orphan(w *Workload, o *workload.Observed) {
 // looked takes over a look at one workload.
 func (x *step) looked(l Looked) {
 	w := x.Get(l.ID)
-	if w == nil || w.Intent == nil || w.Kind != l.Kind {
-		return
+	e := x.engine(l.Kind)
+	if w == nil || w.Intent == nil || w.Kind != l.Kind || e == nil || e.Bound != l.Bound {
+		return // among others: the driver that looked has been replaced
 	}
 	w = x.edit(w)
 	w.saw(l.Observed, l.Began, x.now)

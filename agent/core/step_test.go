@@ -304,3 +304,38 @@ func TestStepWaitsForTheLabel(t *testing.T) {
 		t.Errorf("want a start under the new label, have %+v", a)
 	}
 }
+
+// An engine that accepts every Ensure and then lists no instance is not asked without end.
+func TestWorkPausesAfterTooManyTurns(t *testing.T) {
+	h := newHistory(t, nil)
+	h.step(order(1, 1))
+	acts := 0
+	for ; h.act() != nil && acts < 10*maxTurns; acts++ {
+		if a := h.act(); a.Verb == Look {
+			h.look(workload.Absent)
+		} else {
+			h.step(Done{Act: a})
+		}
+	}
+	if acts == 0 || acts > 2*maxTurns {
+		t.Fatalf("%d acts without a pause, want at most %d", acts, 2*maxTurns)
+	}
+	h.now = h.now.Add(policy.Base)
+	if h.step(Tick{}); h.act() == nil {
+		t.Error("the work does not go on after the pause")
+	}
+}
+
+// An engine that joins while the drivers are being replaced does not end the replacement: until then no
+// instance is made, because it would carry the former label.
+func TestAddedEngineDoesNotEndTheReplacementOfDrivers(t *testing.T) {
+	h := newHistory(t, nil)
+	h.s.rebinding = "c2"
+	h.step(order(1, 1))
+	if h.step(Engines{Added: true, Kinds: []workload.Kind{workload.VM}}); h.act() != nil || h.s.rebinding != "c2" {
+		t.Errorf("act %+v, replacement for %q; want none, and c2", h.act(), h.s.rebinding)
+	}
+	if h.step(Engines{Cluster: "c2", Kinds: []workload.Kind{workload.Container, workload.VM}}); h.s.rebinding != "" {
+		t.Errorf("a finished replacement is still under way: %q", h.s.rebinding)
+	}
+}

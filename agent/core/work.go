@@ -111,12 +111,11 @@ func (x *step) turn(id string) {
 	}
 	j, _ := x.jobs.Get(id)
 	if j.turns++; j.turns > maxTurns {
-		x.rest(id)
-		x.due(id, x.now.Add(x.Policy.Base))
+		x.setJob(id, job{due: x.now.Add(x.Policy.Base)}) // later than any other due time
 		return
 	}
 	j.act, j.cover, j.until = nil, nil, time.Time{}
-	x.setJob(id, j)
+	x.jobs.Set(id, j) // also an idle job, because it counts the turns
 	if in != nil && in.Deleting {
 		// A list of its engine asks for work at once, and the delete itself causes one.
 		if next := x.consider(w); next.do == Wait {

@@ -263,7 +263,11 @@ func (r *Runner) listed(e *engine, seen []driver.Observed, began time.Time, err 
 	if err != nil {
 		trouble = err.Error()
 	}
-	r.do(core.Listed{Kind: e.drv.Kind(), Bound: e.number(), Seen: seen, Began: began, Trouble: trouble})
+	r.mu.Lock() // tellEngines holds mu until the engines have their numbers
+	defer r.mu.Unlock()
+	if _, err := r.step(core.Listed{Kind: e.drv.Kind(), Bound: e.number(), Seen: seen, Began: began, Trouble: trouble}); err != nil {
+		r.log.Error("state file", "error", err)
+	}
 }
 
 // lookAt asks an engine about one workload. whole says that the engine was listed instead, because that
@@ -362,7 +366,7 @@ func (r *Runner) follow(ctx context.Context, e *engine, burst map[string]bool) e
 		looks.Go(func() error {
 			o, began, whole, err := r.lookAt(ctx, e, id)
 			if err == nil && !whole {
-				r.do(core.Looked{ID: id, Kind: e.drv.Kind(), Observed: o, Began: began})
+				r.do(core.Looked{ID: id, Kind: e.drv.Kind(), Bound: e.number(), Observed: o, Began: began})
 			}
 			return err
 		})

@@ -145,8 +145,12 @@ func New(cfg Config) (*Runner, error) {
 	r.state.Store(&state)
 	r.life, r.cancel = context.WithCancel(context.Background())
 	r.checks = health.New(r.life, r.Spawn, func(id driver.ID) {
+		r.mu.Lock() // so that no other check begins between the reading and the step
+		defer r.mu.Unlock()
 		state, detail := r.checks.State(id)
-		r.do(core.Checked{ID: string(id), State: state, Detail: detail})
+		if _, err := r.step(core.Checked{ID: string(id), State: state, Detail: detail}); err != nil {
+			r.log.Error("state file", "error", err)
+		}
 	})
 	return r, nil
 }
@@ -310,9 +314,18 @@ func (r *Runner) effect(e core.Effect) {
 		r.renewal = e.Renewal
 	case core.Rebind:
 		r.Spawn(func() {
-			if err := r.bind(e.Cluster); err != nil {
-				r.log.Error("drivers", "error", err)
-				r.do(core.Engines{Failed: true})
+			// Work rests until the drivers carry the label of the cluster.
+			for {
+				err := r.bind(e.Cluster)
+				if err == nil {
+					return
+				}
+				r.log.Error("could not make the drivers, trying again", "error", err)
+				select {
+				case <-time.After(r.cfg.Core.Policy.Base):
+				case <-r.life.Done():
+					return
+				}
 			}
 		})
 	case core.Watch:

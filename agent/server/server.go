@@ -182,6 +182,9 @@ func (s *Server) DeleteWorkload(ctx context.Context, req *agentv1.DeleteWorkload
 
 // fence judges who calls. A read harms nothing, so one without epoch is answered; a deposed leader is told.
 func (s *Server) fence(epoch *agentv1.Epoch, node string, changes bool) error {
+	if epoch == nil && node == "" && !changes {
+		return nil // nothing to judge or to store, so the read does not wait for the disk
+	}
 	answer, err := s.r.Do(core.Call{Sender: core.Sender{Epoch: spec.Epoch(epoch), Node: node}, Changes: changes})
 	if err != nil {
 		return storeFailed(err)
