@@ -12,24 +12,24 @@ import (
 	"go.uber.org/zap"
 )
 
-// Endpoint says how to reach an etcd.
+// Endpoint holds the addresses and credentials of an etcd cluster.
 type Endpoint struct {
 	Addresses []string // host:port or URL
-	Username  string   // with a password, or none for neither
+	Username  string   // empty: no authentication; requires Password
 	Password  string
-	TLS       *tls.Config // nil = plain
+	TLS       *tls.Config // nil: no TLS
 }
 
-// Etcd is what the mirror needs of an etcd client; clientv3's is one, Client too.
+// Etcd is the part of the etcd client API that the mirror uses. clientv3.Client and
+// Client implement it.
 type Etcd interface {
 	Get(ctx context.Context, key string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error)
 	Txn(ctx context.Context) clientv3.Txn
 	Compact(ctx context.Context, revision int64, opts ...clientv3.CompactOption) (*clientv3.CompactResponse, error)
 }
 
-// Client is an Etcd that needs no server to be made. The library's own
-// logs in while it is made, which fails while etcd is away; this one does so at
-// the first call that gets through.
+// Client is an etcd client that connects lazily. clientv3.New logs in at once and
+// fails while etcd is down; Client logs in at the first call that reaches etcd.
 type Client struct {
 	config clientv3.Config
 	made   chan *clientv3.Client // holds one value; nil until logged in
@@ -37,11 +37,12 @@ type Client struct {
 	close  context.CancelFunc
 }
 
-// loginLimit bounds the login, which knows no other deadline.
+// loginLimit is the timeout of the login.
 const loginLimit = 3 * time.Second
 
-// Dial makes a Client. It does not wait for the server: whoever uses the client
-// learns from the first call, which must have a deadline. Close it at the end.
+// Dial returns a Client without contacting the server. Connection and login errors
+// are returned by the first call, which must have a deadline. The caller must call
+// Close. Dial fails if there is no address, or only one of user name and password.
 func Dial(e Endpoint) (*Client, error) {
 	switch {
 	case len(e.Addresses) == 0:
@@ -53,7 +54,7 @@ func Dial(e Endpoint) (*Client, error) {
 		config: clientv3.Config{
 			Endpoints: e.Addresses, Username: e.Username, Password: e.Password, TLS: e.TLS,
 			DialTimeout: loginLimit, DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: callLimit,
-			// Its own logger writes to stderr; errors come back from every call.
+			// The library's logger writes to stderr. Every call returns its error anyway.
 			Logger: zap.NewNop(),
 		},
 		made: make(chan *clientv3.Client, 1),
@@ -64,7 +65,7 @@ func Dial(e Endpoint) (*Client, error) {
 	return c, nil
 }
 
-// Close ends the connection and every call.
+// Close closes the connection and cancels all running calls.
 func (c *Client) Close() error {
 	c.close()
 	made := <-c.made
@@ -78,7 +79,7 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// client is the library's client, made now if need be.
+// client returns the clientv3 client and creates it if there is none.
 func (c *Client) client(ctx context.Context) (*clientv3.Client, error) {
 	var made *clientv3.Client
 	select {
@@ -86,7 +87,7 @@ func (c *Client) client(ctx context.Context) (*clientv3.Client, error) {
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	defer func() { c.made <- made }() // also where the caller gets none: Close ends it
+	defer func() { c.made <- made }() // also on error: Close must close the connection
 	if c.closed.Err() != nil {
 		return nil, errors.New("etcd: the client is closed")
 	}
@@ -110,10 +111,10 @@ func (c *Client) Get(ctx context.Context, key string, opts ...clientv3.OpOption)
 	return r, err
 }
 
-// denied forgets a login with which something was not permitted, so that the next
-// call makes another. A connection from before authentication was turned on has
-// none, and where clients show certificates etcd then takes the certificate's name
-// for the user's: it would be refused for ever.
+// denied closes the clientv3 client after a permission error, so that the next call
+// logs in again. A connection that was opened before authentication was enabled has
+// no login token. With client certificates, etcd then uses the common name of the
+// certificate as the user, and every later call would be refused.
 func (c *Client) denied(made *clientv3.Client, err error) {
 	if c.config.Username == "" || !errors.Is(err, rpctypes.ErrPermissionDenied) {
 		return
@@ -121,12 +122,12 @@ func (c *Client) denied(made *clientv3.Client, err error) {
 	now := <-c.made
 	if now == made {
 		now = nil
-		_ = made.Close() // what it was to say was said
+		_ = made.Close() // the caller returns the original error
 	}
 	c.made <- now
 }
 
-// Compact gives up old revisions.
+// Compact removes all revisions before the given one from etcd's history.
 func (c *Client) Compact(ctx context.Context, revision int64, opts ...clientv3.CompactOption) (*clientv3.CompactResponse, error) {
 	made, err := c.client(ctx)
 	if err != nil {
@@ -137,7 +138,7 @@ func (c *Client) Compact(ctx context.Context, revision int64, opts ...clientv3.C
 	return r, err
 }
 
-// Txn begins a transaction, which reaches etcd with Commit.
+// Txn returns a transaction. It is sent to etcd by Commit.
 func (c *Client) Txn(ctx context.Context) clientv3.Txn { return &transaction{c: c, ctx: ctx} }
 
 type transaction struct {

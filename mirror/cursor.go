@@ -7,25 +7,26 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// cursor is the value of the cursor key: the fence and the place to resume from.
+// cursor is the value of the cursor key: it fences writers and stores the index to
+// resume from.
 type cursor struct {
 	Incarnation uint64 `json:"incarnation"`
 	Term        uint64 `json:"term"`
 	Index       uint64 `json:"index"`
-	Digest      string `json:"digest"` // divergence digest of that index, 16 hex
-	// Upto is set while etcd holds parts of the states up to this index: one
-	// batch of changes took several transactions.
+	Digest      string `json:"digest"` // state digest at Index, 16 hex digits
+	// Upto is set while one batch of changes is split over several transactions. Some
+	// records in etcd may then be as new as this index. 0: no record is newer than Index.
 	Upto     uint64 `json:"upto,omitempty"`
 	Complete bool   `json:"complete"`
 	Format   int    `json:"format"`
 	Layout   Layout `json:"layout"`
 	Shape    string `json:"shape,omitempty"` // see Projection.shape
-	// Writer and Seq make every value one that nobody ever writes again, so a
-	// transaction that was given up as lost cannot pass the comparison later.
+	// Writer and Seq make every cursor value unique. A transaction that was abandoned
+	// after a timeout can therefore not pass the comparison later.
 	Writer string `json:"writer"`
 	Seq    uint64 `json:"seq"`
 
-	raw string // as it stands in etcd; "" = there is none
+	raw string // the value in etcd; "": no cursor key
 }
 
 func (c *cursor) epoch() fsm.Epoch { return fsm.Epoch{Incarnation: c.Incarnation, Term: c.Term} }

@@ -8,21 +8,21 @@ import (
 )
 
 var (
-	// ErrDeposed means that etcd carries the mark of a later leader and that the
-	// leadership could not be confirmed: nothing was written, the stint is over.
+	// ErrDeposed means that the cursor in etcd has a later epoch and that the leadership
+	// of this replica could not be confirmed. Nothing was written and Run returns.
 	ErrDeposed = errors.New("a later leader writes the mirror")
-	// ErrEmptied means that this etcd held the mirror and now holds neither its
-	// cursor nor any data: recovery.
+	// ErrEmptied means that etcd was attached before and now has neither a cursor nor
+	// data. It leads to recovery mode.
 	ErrEmptied = errors.New("etcd was attached before and is empty now")
-	// ErrForeignData means that etcd holds data that is not this cluster's to
-	// replace: recovery.
+	// ErrForeignData means that etcd holds data that belongs to another cluster or has
+	// no known owner. The mirror does not overwrite it. It leads to recovery mode.
 	ErrForeignData = errors.New("etcd holds data that is not this cluster's")
 )
 
-// found is what one look at etcd showed.
+// found is the result of one read of etcd: cursor, owner and whether there is data.
 type found struct {
 	cursor      cursor
-	unreadable  bool // the cursor is there and says nothing
+	unreadable  bool // the cursor key exists but cannot be parsed
 	owner       owner
 	ownerErr    error
 	data        bool // a node, workload or assignment exists
@@ -30,7 +30,7 @@ type found struct {
 	revision    int64
 }
 
-// standing is what the state machine knows at that moment.
+// standing is the part of the replicated state that decide compares with etcd.
 type standing struct {
 	cluster  string
 	epoch    fsm.Epoch
@@ -38,23 +38,23 @@ type standing struct {
 	digest   uint64
 	layout   Layout
 	shape    string
-	empty    bool // no workloads; nodes register with whoever leads, as soon as it does
+	empty    bool // no workloads; nodes do not count, because they register with any new leader
 	attached bool
-	mismatch bool // a cursor was found that this stint did not write
+	mismatch bool // the cursor was not written in this leadership term
 }
 
-// action is what a leader does with what it found.
+// action is the result of decide.
 type action uint8
 
 const (
-	actFill    action = iota + 1 // nothing there and nothing expected: write everything
-	actResume                    // ours: go on after the cursor's index
-	actCompare                   // ours, but not known to be whole: compare everything
-	actRefuse                    // the error says why
+	actFill    action = iota + 1 // etcd is empty and was never attached: write everything
+	actResume                    // our mirror: continue after the cursor's index
+	actCompare                   // our mirror, possibly incomplete: compare all records
+	actRefuse                    // do not write; the error gives the reason
 )
 
-// decide holds the rules of DESIGN, decisions 11 and 12. The first line that
-// holds decides.
+// decide chooses the action for the contents of etcd. See "What happens when the
+// cursor is not as expected?" in DESIGN.md. The first matching case applies.
 func decide(f found, s standing) (action, error) {
 	c := f.cursor
 	hasCursor, hasOwner := c.raw != "", f.owner.raw != ""
@@ -78,19 +78,19 @@ func decide(f found, s standing) (action, error) {
 	case !f.data:
 		return actFill, nil
 	case hasOwner && !s.empty:
-		return actCompare, nil // the owner key says that the data is ours
+		return actCompare, nil // the owner key names this cluster
 	}
 	return actRefuse, fmt.Errorf("%w: there are nodes, workloads or assignments and nothing says whose", ErrForeignData)
 }
 
-// resumable says whether a cursor names a state on our own history, of which
-// etcd holds all.
+// resumable reports whether the cursor names a state in the history of this cluster
+// and etcd holds that state completely.
 func resumable(c *cursor, s *standing) bool {
 	switch {
 	case s.mismatch, !c.Complete, c.Format != format, c.Layout != s.layout, c.Shape != s.shape:
 		return false
 	case c.Incarnation != s.epoch.Incarnation:
-		return false // indexes went back in between
+		return false // a new incarnation restarts at lower indexes
 	case c.Index > s.index:
 		return false
 	}

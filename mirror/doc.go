@@ -1,42 +1,48 @@
-// Package mirror keeps a durable copy of the replicated state in etcd, in the
-// keys and JSON shapes that existing Persys tools read (docs/contract/state-etcd.md).
+// Package mirror keeps a durable copy of the replicated state in etcd. Keys and JSON
+// shapes are those that legacy v1 peers read (docs/contract/state-etcd.md).
 //
-// It is one way, state machine → etcd: nothing in etcd ever changes the state
-// machine by itself. What a reader of etcd and a leader may rely on:
+// Data flows one way, from the state machine to etcd. A change in etcd never changes
+// the state machine. The mirror guarantees:
 //
-//   - One writer. Every transaction compares the value of the cursor key and of
-//     the owner key, and writes the cursor's next value, which no other writer
-//     ever writes. So a leader that was deposed while it slept changes nothing
-//     when it wakes up, and a write that was given up cannot land later.
-//     Values, not revisions, because revisions go back when etcd is restored.
-//   - A cursor that is complete and has no "upto" means: etcd holds exactly the
-//     state of that index. With "upto", some records are newer, up to that index.
-//     Not complete means that a full comparison is under way.
-//   - Replaying is harmless. Every write puts a record as it is, never a
-//     difference, so a new leader resumes after the cursor's index; where the
-//     change feed no longer reaches it, the whole is compared page by page.
-//   - Transactions hold at most 100 operations and 1 MiB; calls have a deadline.
-//   - Only the documented prefixes are touched, and there everything that the
-//     state does not explain is removed. That is why a prefix that holds data of
-//     unknown origin, or of another cluster, is refused (ErrForeignData) until
-//     somebody asks for Restore.
-//   - Retention: at most 10,000 events and none older than 7 days (by the state's
-//     clock), trimmed in the same transactions; the record of a drift that has
-//     ended goes with the event of its end, one that is open is as it is now. Old
-//     revisions are compacted, by age and by how much was written, so etcd does not
-//     fill.
-//   - Secrets stay as they are stored: sealed.
-//   - In no case is a running workload concerned. What an unhealthy mirror means
-//     for the control plane is ModeFor's to say, and the leader's to propose.
+//   - One writer. Every transaction compares the values of the cursor key and of the
+//     owner key, and writes the next cursor value. Cursor values are never reused.
+//     A deposed leader therefore cannot write, and an abandoned transaction cannot
+//     take effect later. Values are compared, not revisions, because revisions
+//     decrease when etcd is restored from a backup.
+//   - The cursor describes the contents. If it is complete and has no "upto", etcd
+//     holds exactly the state at its index. With "upto", some records are newer, up
+//     to that index. If it is not complete, a full comparison is in progress.
+//   - Replay is idempotent. Every write stores a whole record. A new leader resumes
+//     after the cursor's index. If the change feed no longer reaches back to that
+//     index, the mirror compares the whole state with etcd, page by page.
+//   - Transactions hold at most 100 operations and 1 MiB. Every call has a deadline.
+//   - The mirror writes only below its documented prefixes. Keys there that do not
+//     belong to the state are removed. A prefix that holds data of unknown origin or
+//     of another cluster is refused (ErrForeignData) until an operator calls Restore.
+//   - Retention: at most 10,000 events, none older than 7 days by the clock of the
+//     state. Old events are removed in the same transactions. The record of a
+//     resolved drift is removed with its DriftResolved event. The record of an open
+//     drift stays. Old revisions are compacted by age and by bytes written, so that
+//     etcd does not fill up.
+//   - Secrets are written sealed, as they are stored.
+//   - Running workloads are never affected. ModeFor maps the health of the mirror to
+//     a mode of the control plane; the leader proposes that mode.
 //
-// The package knows no specification: Describe, given by the wiring, turns a
-// workload's opaque bytes into the documented fields.
+// The package does not parse specifications. Deps.Describe turns the stored bytes of
+// a workload into the documented fields.
 //
-// Where things are: shapes.go holds the JSON shapes; projection.go turns records
-// into keys and values; keys.go names the keys; cursor.go the fence; decide.go
-// what a leader does with what it finds; writer.go one transaction and the full comparison; session.go
-// one attempt at streaming; mirror.go a
-// leader's stint; health.go the judgement; recovery.go preview and restore;
-// read.go reads an etcd back for import; etcd.go holds the calls and client.go
-// the connection.
+// Files:
+//
+//   - shapes.go: JSON shapes.
+//   - projection.go: records to keys and values; extra.go: additional keys.
+//   - keys.go: key names.
+//   - cursor.go: the cursor and owner keys.
+//   - decide.go: the action for the contents found in etcd.
+//   - writer.go: fenced transactions and the comparison of records.
+//   - session.go: one attempt to synchronise etcd and follow the change feed.
+//   - mirror.go: options and the loop of one leadership term.
+//   - health.go: health of the mirror and its mode.
+//   - recovery.go: preview and restore.
+//   - read.go, import.go: read an etcd back as a state.
+//   - etcd.go: calls to etcd; client.go: the connection.
 package mirror

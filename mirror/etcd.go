@@ -14,28 +14,28 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// callLimit is the deadline of one call to etcd: without one the client waits
-// for ever while the server is away.
+// callLimit is the default timeout of one call to etcd. Without a deadline the client
+// blocks as long as the server is down.
 const callLimit = 5 * time.Second
 
-// server is etcd with a deadline on every call, and a bound on repetitions.
+// server calls etcd with a timeout per call and limits how long a call is repeated.
 type server struct {
 	kv    Etcd
-	limit time.Duration // of one call
-	bound time.Duration // of one operation, repetitions included
-	pause time.Duration // between repetitions
+	limit time.Duration // timeout of one call
+	bound time.Duration // timeout of one operation with all its retries
+	pause time.Duration // between two retries
 
-	errors *atomic.Uint64 // calls that failed; nil = not counted
+	errors *atomic.Uint64 // failed calls; nil: do not count
 }
 
-// failed counts a call that failed, unless it was given up.
+// failed counts a failed call. It ignores calls that the caller cancelled.
 func (s server) failed(ctx context.Context) {
 	if s.errors != nil && !errors.Is(context.Cause(ctx), context.Canceled) {
 		s.errors.Add(1)
 	}
 }
 
-// once reads without repeating.
+// once reads a key or range without retries.
 func (s server) once(ctx context.Context, key string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.limit)
 	defer cancel()
@@ -55,7 +55,8 @@ func (s server) get(ctx context.Context, key string, opts ...clientv3.OpOption) 
 	return r, err
 }
 
-// repeat calls fn until it succeeds, fails for good, or the bound is reached.
+// repeat calls fn until it succeeds, returns an error that is not transient, or the
+// bound has passed.
 func (s server) repeat(ctx context.Context, fn func() error) error {
 	deadline := time.Now().Add(s.bound)
 	for {
@@ -97,7 +98,7 @@ func (s server) compact(ctx context.Context, revision int64) error {
 	return nil
 }
 
-// look reads cursor and owner at one revision, and whether there is data.
+// look reads the cursor and the owner at one revision, and whether etcd holds data.
 func (s server) look(ctx context.Context, ks keyspace, cluster string) (found, error) {
 	ops := []clientv3.Op{clientv3.OpGet(ks.cursor(cluster)), clientv3.OpGet(ks.owner())}
 	for _, dir := range dataDirs {
@@ -126,8 +127,8 @@ func (s server) look(ctx context.Context, ks keyspace, cluster string) (found, e
 	return f, nil
 }
 
-// firstValue is the value that the i-th get of a transaction returned. An empty
-// value counts as none; nobody writes one.
+// firstValue returns the value of the i-th get of a transaction, or "" if the key does
+// not exist. The mirror writes no empty values.
 func firstValue(r *clientv3.TxnResponse, i int) string {
 	if kvs := r.Responses[i].GetResponseRange().GetKvs(); len(kvs) > 0 {
 		return string(kvs[0].Value)
@@ -135,7 +136,7 @@ func firstValue(r *clientv3.TxnResponse, i int) string {
 	return ""
 }
 
-// transient says whether the same call may succeed a moment later.
+// transient reports whether the same call may succeed when it is repeated.
 func transient(err error) bool {
 	switch {
 	case errors.Is(err, rpctypes.ErrNoSpace):
@@ -154,7 +155,7 @@ func transient(err error) bool {
 	return false
 }
 
-// pager reads a range in pages, whose size follows the size of the values.
+// pager reads a range in pages and adapts the page length to the size of the values.
 type pager struct {
 	server server
 	key    string
@@ -164,18 +165,18 @@ type pager struct {
 	last   bool
 }
 
-// Bounds of a page.
+// Keys per page, except for pageBytes.
 const (
 	pageStart = 256
 	pageMax   = 1024
-	pageBytes = 4 << 20 // above this the next page is half as long
+	pageBytes = 4 << 20 // if a page has more bytes, the next one is half as long
 )
 
 func (s server) pages(key, end string) *pager {
 	return &pager{server: s, key: key, end: end, limit: pageStart}
 }
 
-// peek is the next pair, nil at the end.
+// peek returns the next key and value without consuming it, or nil at the end.
 func (p *pager) peek(ctx context.Context) (*mvccpb.KeyValue, error) {
 	if len(p.page) == 0 && !p.last {
 		r, err := p.server.get(ctx, p.key, clientv3.WithRange(p.end), clientv3.WithLimit(p.limit))

@@ -12,23 +12,23 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Extra are further keys that the mirror keeps, with the same fence and in the
-// same transactions as the records that they follow from: the DNS records that
-// CoreDNS reads. Its methods are pure, and safe for concurrent use. Keys and
-// directories are given without ETCD_PREFIX.
+// Extra supplies additional keys that the mirror writes with the same fence and in the
+// same transactions as its own records, for example the DNS records for CoreDNS. Its
+// methods are pure and safe for concurrent use. Keys and directories do not include
+// ETCD_PREFIX.
 type Extra interface {
-	// Dirs are directories such as "/a/b/", none within another, that belong to
-	// the mirror: what the state does not explain is removed from them.
+	// Dirs returns the directories of the extra keys, such as "/a/b/". Directories must
+	// not overlap. The mirror removes all other keys from them.
 	Dirs() []string
-	// Records are all keys that a state calls for, ascending, each within one of
-	// Dirs. Their values are not nil.
+	// Records returns all extra keys of a state in ascending order. Every key is in one
+	// of Dirs and no value is nil.
 	Records(v fsm.View) []KV
-	// Change gives the keys that a change concerns, as they are to be at v, the
-	// state after it.
+	// Change returns the extra keys that a change affects, with their values in v, the
+	// state after the change. A nil value deletes the key.
 	Change(v fsm.View, c *fsm.Change) []KV
 }
 
-// checkExtra refuses directories that would take away what belongs to somebody.
+// checkExtra refuses directories that are malformed or overlap with other directories.
 func checkExtra(x Extra) error {
 	if x == nil {
 		return nil
@@ -48,9 +48,9 @@ func checkExtra(x Extra) error {
 	return nil
 }
 
-// shape names the settings that decide which keys there are and what is in
-// them, apart from the layout: a cursor of another shape leads to a full
-// comparison. "" while there are none.
+// shape returns a hash of the settings that change keys or values, apart from the
+// layout. A cursor of another shape leads to a full comparison. The hash is "" if no
+// such setting is used.
 func (p *Projection) shape() string {
 	if p.domain == "" && p.extra == nil {
 		return ""
@@ -63,7 +63,7 @@ func (p *Projection) shape() string {
 	return hex.EncodeToString([]byte{byte(sum >> 24), byte(sum >> 16), byte(sum >> 8), byte(sum)})
 }
 
-// extras are the extra keys of a state, directory by directory.
+// extras returns the extra keys of a state, one section per directory.
 func (p *Projection) extras(v fsm.View) (out []section) {
 	if p.extra == nil {
 		return nil
@@ -76,8 +76,8 @@ func (p *Projection) extras(v fsm.View) (out []section) {
 	return out
 }
 
-// extraChanges are the extra keys that changes concern, each once, as they are
-// to be at v.
+// extraChanges returns the extra keys that the changes affect, each once, with their
+// values in v.
 func (p *Projection) extraChanges(v fsm.View, changes []fsm.Change) (out []KV) {
 	if p.extra == nil {
 		return nil

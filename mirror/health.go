@@ -7,35 +7,35 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// State is what is known of the mirror.
+// State is the state of the mirror.
 type State string
 
-// The states.
+// States of the mirror.
 const (
-	Starting    State = "starting"    // not looked at yet
-	Healthy     State = "healthy"     // etcd answers and the mirror follows
+	Starting    State = "starting"    // etcd was not read yet
+	Healthy     State = "healthy"     // etcd answers and the mirror is up to date
 	Unreachable State = "unreachable" // etcd does not answer its probes
-	Failing     State = "failing"     // etcd answers and does not take writes, e.g. NOSPACE
-	Emptied     State = "emptied"     // attached before; neither cursor nor data is left
-	Foreign     State = "foreign"     // holds what is not this cluster's to replace
+	Failing     State = "failing"     // etcd answers but writes fail, e.g. NOSPACE
+	Emptied     State = "emptied"     // attached before; has neither cursor nor data now
+	Foreign     State = "foreign"     // holds data that is not of this cluster
 )
 
-// Health is a state, since when, and a sentence that says why.
+// Health is a state with its reason and the time at which it began.
 type Health struct {
 	State  State
 	Reason string
 	Since  time.Time
 }
 
-// Facts are what ModeFor needs to know besides.
+// Facts are the other inputs of ModeFor.
 type Facts struct {
 	Attached bool // the state machine holds MirrorAttached
 	Required bool // ETCD_ENDPOINTS is set
 	Empty    bool // the state machine holds no workloads
 }
 
-// ModeFor is the mode that the mirror's health asks for, with the reason; ok is
-// false when it asks for none. The rules are those of fsm/DESIGN.md.
+// ModeFor returns the mode for the health of the mirror, and the reason. ok is false
+// if the mode must not change. The rules are in fsm/DESIGN.md.
 func ModeFor(h Health, f Facts) (mode fsm.Mode, reason string, ok bool) {
 	switch h.State {
 	case Healthy:
@@ -56,21 +56,22 @@ func ModeFor(h Health, f Facts) (mode fsm.Mode, reason string, ok bool) {
 	return "", "", false
 }
 
-// How many probes in a row turn the judgement, each way.
+// Consecutive failed and successful probes that change the state.
 const (
 	failsUntilAway = 2
 	oksUntilBack   = 2
 )
 
-// judge turns what was observed into a Health. It is pure but for the clock.
+// judge derives the Health from probes and sessions. The clock is its only input from
+// outside.
 type judge struct {
 	now func() time.Time
 
-	fails, oks int   // probes in a row
-	probeErr   error // of the newest failed probe
-	writeErr   error // of the newest session, nil while none failed
+	fails, oks int   // consecutive probes
+	probeErr   error // error of the last failed probe
+	writeErr   error // error of the last session; nil if it did not fail
 	cond       error // ErrEmptied or ErrForeignData, wrapped
-	synced     bool  // the newest session caught up
+	synced     bool  // the last session wrote the whole state
 	health     Health
 }
 
@@ -78,8 +79,8 @@ func newJudge(now func() time.Time) judge {
 	return judge{now: now, health: Health{State: Starting, Since: now()}}
 }
 
-// probed takes in the outcome of a probe, as the other methods do theirs; all
-// report whether the judgement changed.
+// probed records the result of a probe. This method and the next three report whether
+// the state changed.
 func (j *judge) probed(err error) bool {
 	if err != nil {
 		j.fails, j.oks, j.probeErr = j.fails+1, 0, err
@@ -89,19 +90,19 @@ func (j *judge) probed(err error) bool {
 	return j.decide()
 }
 
-// failed: a read or write did not succeed within its bound.
+// failed records that a read or write failed or timed out.
 func (j *judge) failed(err error) bool {
 	j.writeErr, j.synced = err, false
 	return j.decide()
 }
 
-// found: etcd holds what must not be touched without an operator's word.
+// found records that etcd holds contents that only an operator may replace.
 func (j *judge) found(cond error) bool {
 	j.cond, j.writeErr, j.synced = cond, nil, false
 	return j.decide()
 }
 
-// caughtUp: etcd holds the state.
+// caughtUp records that etcd holds the state.
 func (j *judge) caughtUp() bool {
 	j.cond, j.writeErr, j.synced = nil, nil, true
 	return j.decide()
@@ -117,11 +118,11 @@ func (j *judge) decide() bool {
 	case j.cond != nil:
 		h.State, h.Reason = Foreign, j.cond.Error()
 	case j.writeErr != nil && h.State == Unreachable && transient(j.writeErr):
-		// It failed because etcd was away; until it is tried again that is all.
+		// The write failed because etcd was unreachable. Keep that state until the next write.
 	case j.writeErr != nil:
 		h.State, h.Reason = Failing, "etcd fails: "+j.writeErr.Error()
 	case !j.synced:
-		// Nothing is known anew: an etcd that answers again has to take writes first.
+		// No new result: after an outage, a write must succeed before the state is healthy.
 	case (h.State == Unreachable || h.State == Failing) && j.oks < oksUntilBack:
 	default:
 		h.State, h.Reason = Healthy, ""

@@ -13,17 +13,17 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Translate turns the documented fields of a workload, as the existing
-// implementation keeps them, into what is stored of it here: its specification,
-// sealed, and what the planner needs. The error says which field cannot be taken.
+// Translate converts the documented fields of a legacy v1 workload record into a
+// command that stores it: the sealed specification and the planner's demand. The error
+// names the field that cannot be converted.
 type Translate func(*Workload) (*commandv1.WorkloadPut, error)
 
-// State is what was read as a state that fsm.Restored brings back, at most once.
-// Records that cannot be taken are returned, and left out.
+// State converts the imported records into a state for fsm.Restored. It must be called
+// at most once. Records that cannot be converted are left out and returned as Problems.
 //
-// A workload that we wrote comes back as it was stored, without a new look at its
-// specification. Its order counts as accepted where the record shows that it was,
-// so that nothing which runs is told anything that it knows.
+// A workload that was written by this mirror is restored as stored, without parsing its
+// specification. Its order counts as accepted if the record shows that it was accepted,
+// so that agents do not get orders again for running workloads.
 func (i *Imported) State(present fsm.Info, translate Translate) (fsm.State, []Problem, error) {
 	a := fsm.Assemble(fsm.Origin{
 		ClusterID: orElse(i.Cluster, present.ClusterID), Shard: present.Shard, Incarnation: i.Incarnation,
@@ -113,12 +113,12 @@ func workloadOf(w *Workload, assigned Time, translate Translate) (*commandv1.Wor
 		m.ReasonCode, m.ReasonMessage, m.ReasonRetryable, m.ReasonAt = r.Code, r.Message, r.Retryable, nanos(r.LastTransition)
 	}
 	if put.GetDesired() == string(fsm.DesiredDeleted) && m.Node == "" {
-		m.Node = m.GetPreviousNode() // which may hold it still
+		m.Node = m.GetPreviousNode() // the workload may still exist there
 	}
 	actual, accepted := seen(w)
 	m.Acknowledged = accepted
 	if s := fsm.Status(w.Status); s == fsm.StatusRunning || s == fsm.StatusStopped || w.Own == nil && (actual == fsm.ActualRunning || actual == fsm.ActualStopped) {
-		m.NextRetryAt, m.Terminal = 0, false // left over from before it came up
+		m.NextRetryAt, m.Terminal = 0, false // the retry is obsolete: the workload started or stopped since
 	}
 	m.Actual = &commandv1.WorkloadReport{State: string(actual), Message: text(w.Metadata, "last_error"), ObservedAt: nanos(w.StatusInfo.LastUpdated)}
 	if actual == fsm.ActualFailed {
@@ -127,12 +127,13 @@ func workloadOf(w *Workload, assigned Time, translate Translate) (*commandv1.Wor
 	return m, nil
 }
 
-// putOf is the stored specification: our own, or the translated one.
+// putOf returns the stored specification of a workload: the bytes in its "persys" field,
+// or the translation of a legacy v1 record.
 func putOf(w *Workload, translate Translate) (*commandv1.WorkloadPut, error) {
 	desired := desiredOf(w)
 	if w.Own == nil {
 		if desired == fsm.DesiredDeleted {
-			// Whatever it was, it is to go; its claims are all that is known of it.
+			// A deleted workload needs no specification. Its resource demand is kept.
 			return &commandv1.WorkloadPut{Id: w.ID, Content: "deleted", Desired: string(desired), Demand: &commandv1.Demand{
 				Type: orElse(w.Type, "container"), CpuMillicores: millicores(w.Resources.CPU), MemoryMib: int64(w.Resources.Memory), DiskGb: w.Resources.Disk,
 			}}, nil
@@ -144,7 +145,7 @@ func putOf(w *Workload, translate Translate) (*commandv1.WorkloadPut, error) {
 		put.Desired = string(desired)
 		return put, nil
 	}
-	if w.Own.Cut && desired != fsm.DesiredDeleted { // what goes is placed nowhere
+	if w.Own.Cut && desired != fsm.DesiredDeleted { // a deleted workload is not placed again
 		return nil, errors.New("persys: its constraints were too large for its record: apply it again")
 	}
 	o, d := w.Own, &w.Own.Demand
@@ -171,8 +172,8 @@ func putOf(w *Workload, translate Translate) (*commandv1.WorkloadPut, error) {
 	}, nil
 }
 
-// desiredOf reads the contract's words; a record of the existing implementation
-// may say only in its status that it is being deleted.
+// desiredOf returns the desired state. A legacy v1 record may show a deletion only in
+// its status.
 func desiredOf(w *Workload) fsm.Desired {
 	word := strings.ToLower(strings.TrimSpace(w.DesiredState))
 	switch {
@@ -184,8 +185,8 @@ func desiredOf(w *Workload) fsm.Desired {
 	return fsm.DesiredRunning
 }
 
-// seen is what was last heard of a workload, and whether that was of its newest
-// order.
+// seen returns the last reported state of a workload, and whether that report is for
+// the newest order.
 func seen(w *Workload) (actual fsm.Actual, accepted bool) {
 	word := w.StatusInfo.ActualState
 	if word == "" && w.Own == nil {
@@ -218,29 +219,30 @@ func labelsOf(m map[string]string) (out []*commandv1.Label) {
 	return out
 }
 
-// millicores rounds, because a fraction of a core may not have come out even.
+// millicores converts cores and rounds, because a float may be slightly inexact.
 func millicores(cores float64) int64 {
 	if math.IsNaN(cores) || cores < 0 || cores > 1e6 {
-		return -1 // no count of cores: refused, with the field's name
+		return -1 // not a number of cores: the state machine refuses it and names the field
 	}
 	return int64(math.Round(cores * 1000))
 }
 
-// text is a metadata value, where it is a text.
+// text returns a metadata value, or "" if it is not a string.
 func text(m map[string]any, key string) string {
 	s, _ := m[key].(string)
 	return s
 }
 
-// moment is a metadata value, where it is a time.
+// moment returns a metadata value as a time, unset if it is not a time.
 func moment(m map[string]any, key string) (t Time) {
 	if s := text(m, key); s != "" {
-		_ = t.UnmarshalJSON(encode(s)) // something else is as good as nothing
+		_ = t.UnmarshalJSON(encode(s)) // an invalid time counts as unset
 	}
 	return t
 }
 
-// nanos is a Time as Unix nanoseconds, 0 being unset.
+// nanos returns a Time in Unix nanoseconds. It is 0 for an unset time and for years
+// outside 1970 to 2200.
 func nanos(t Time) int64 {
 	if t.IsZero() || t.Year() < 1970 || t.Year() > 2200 {
 		return 0

@@ -8,20 +8,20 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Layout says how workloads are laid out.
+// Layout selects the records that are written for a workload.
 type Layout string
 
-// The layouts (MIRROR_LAYOUT).
+// Values of MIRROR_LAYOUT.
 const (
 	// LayoutWhole writes one record per workload, /workloads/<id>.
 	LayoutWhole Layout = "whole"
-	// LayoutBoth adds /workloads-spec/<id> and /workloads-status/<id>, which
-	// Legacy v1 schedulers of later versions read.
+	// LayoutBoth adds /workloads-spec/<id> and /workloads-status/<id>, which later
+	// versions of legacy v1 schedulers read.
 	LayoutBoth Layout = "both"
 )
 
-// The prefixes that the mirror owns, below ETCD_PREFIX. Whatever the state does
-// not explain is removed from them.
+// Prefixes of the mirror below ETCD_PREFIX. The mirror removes keys in them that do
+// not belong to the state.
 const (
 	dirNodes       = "/nodes/"
 	dirWorkloads   = "/workloads/"
@@ -31,15 +31,15 @@ const (
 	dirRetries     = "/retries/"
 	dirEvents      = "/events/"
 	dirDrifts      = "/drifts/"
-	// Legacy v1 peers know no namespaces: a directory of our own.
+	// Legacy v1 peers have no namespaces; the contract does not define this prefix.
 	dirNamespaces = "/persys/namespaces/"
 )
 
-// dataDirs are the prefixes of which a single key means that etcd holds data.
-// History alone is no data.
+// dataDirs are the prefixes that count as data: etcd holds data if one of them has a
+// key. Events and drifts do not count.
 var dataDirs = [...]string{dirNodes, dirWorkloads, dirSpecs, dirStatuses, dirAssignments}
 
-// Ends of the keys below a node.
+// Suffixes of the keys below a node.
 const (
 	nodeStatusEnd = "/status"
 	nodeLeaseEnd  = "/lease"
@@ -73,16 +73,16 @@ func (k keyspace) cursor(cluster string) string {
 
 func (k keyspace) owner() string { return string(k) + "/persys/mirror/owner" }
 
-// event is the key of an event; keys sort as sequences do, because the state's
-// clock never goes back.
+// event returns the key of an event. Keys sort in the order of sequence numbers,
+// because the clock of the state never goes back.
 func (k keyspace) event(e *fsm.Event) string { return k.key(dirEvents, eventID(e)) }
 
 func eventID(e *fsm.Event) string {
 	return fmt.Sprintf("%s-%020d", time.Unix(0, e.At).UTC().Format(eventTime), e.Seq)
 }
 
-// drift is the key of the drift record that an event of type DriftDetected
-// speaks of. Segments hold no slash (contract/state-etcd.md, "Key segments").
+// drift returns the key of the drift record for an event of type DriftDetected or
+// DriftResolved. A segment holds no slash (contract/state-etcd.md, "Key segments").
 func (k keyspace) drift(e *fsm.Event) string {
 	workload := segment(e.Workload)
 	if workload == "" {

@@ -15,92 +15,92 @@ import (
 	"github.com/persys/compute/fsm/store"
 )
 
-// Options are the mirror's settings; the zero value of each is its default.
+// Options are the settings of a Mirror. A zero value selects the default.
 type Options struct {
-	Prefix string // ETCD_PREFIX; default empty
+	Prefix string // ETCD_PREFIX; default: no prefix
 	Layout Layout // MIRROR_LAYOUT; default LayoutWhole
-	Domain string // DOMAIN, for the nodes' domainName; default: that key is left out
+	Domain string // DOMAIN, for domainName of nodes; default: domainName is omitted
 
-	MaxEvents int           // events kept; default and at most fsm.MaxEvents
-	MaxAge    time.Duration // of events, by the state's clock; default 7 days
+	MaxEvents int           // events to keep, at most fsm.MaxEvents (the default)
+	MaxAge    time.Duration // maximum age of an event by the clock of the state; default 7 days
 
-	ProbeEvery   time.Duration // default 3 s
-	CallLimit    time.Duration // deadline of one call; default 5 s
-	WriteBound   time.Duration // of one transaction with its repetitions; default 30 s
-	AuditEvery   time.Duration // full comparison although nothing is wrong; default 1 h
-	CompactEvery time.Duration // revisions older than this are given up; default 5 min
-	// CompactBytes is after how much was written they are given up earlier, so that
-	// a busy hour does not fill etcd, of which 2 GiB is the default quota; default
-	// 128 MiB.
+	ProbeEvery   time.Duration // interval of probes; default 3 s
+	CallLimit    time.Duration // timeout of one call; default 5 s
+	WriteBound   time.Duration // timeout of one transaction with all its retries; default 30 s
+	AuditEvery   time.Duration // interval of full comparisons; default 1 h
+	CompactEvery time.Duration // interval of compactions; default 5 min
+	// CompactBytes is the number of written bytes that triggers an earlier compaction, so
+	// that many writes do not fill etcd (default quota 2 GiB). Default 128 MiB.
 	CompactBytes int
 }
 
-// Attachment is the replicated fact MirrorAttached: that some etcd has held the
-// whole mirror once. Its methods may be called from any goroutine.
+// Attachment is the replicated record MirrorAttached: an etcd cluster has held the whole
+// mirror. Its methods are safe for concurrent use.
 type Attachment interface {
-	// Attached returns the id of that etcd cluster, and false if there was none.
+	// Attached returns the id of the attached etcd cluster; ok is false if there is none.
 	Attached() (etcdCluster uint64, ok bool)
-	// MarkAttached commits the fact. It is called again until it succeeds.
+	// MarkAttached commits the record. The mirror calls it again after an error.
 	MarkAttached(ctx context.Context, etcdCluster uint64) error
 }
 
-// Deps is what a Mirror works with. All but OnHealth, Describe and
-// Extra are required.
+// Deps are the dependencies of a Mirror. OnHealth, Describe and Extra are optional.
 type Deps struct {
 	Store *store.Store
-	// Etcd is the client. The Mirror gives every call a deadline.
+	// Etcd is the client. The Mirror sets a deadline on every call.
 	Etcd Etcd
-	// Confirm proves that this replica still leads (cluster/DESIGN.md). It is
-	// asked before the cursor is taken over.
+	// Confirm returns nil if this replica still leads (cluster/DESIGN.md). The mirror
+	// calls it before it writes its first cursor of a session.
 	Confirm    func(context.Context) error
 	Attachment Attachment
 	Describe   Describe
-	Extra      Extra // further keys; nil = none
-	// OnHealth is told of every change of state, the newest only, one call at a
-	// time; see ModeFor. It may block for as long as a proposal takes.
+	Extra      Extra // additional keys; nil: none
+	// OnHealth is called when the state of the mirror changes; see ModeFor. Calls do not
+	// overlap, and states that are outdated by then are skipped. It may block until a
+	// proposal is committed.
 	OnHealth func(context.Context, Health)
 	Log      *slog.Logger
 }
 
-// Mirror writes the state to one etcd while this replica leads. Its methods may
-// be called from any goroutine.
+// Mirror writes the state to one etcd cluster while this replica leads. Its methods are
+// safe for concurrent use.
 type Mirror struct {
 	options Options
 	deps    Deps
 	proj    *Projection
 	server  server
 
-	running     atomic.Pointer[chan struct{}] // closed when the present Run ends; nil = there is none
+	running     atomic.Pointer[chan struct{}] // closed when the current Run ends; nil: not running
 	restores    chan *restore
-	probed      chan string // what the newest probe read under the cursor key
+	probed      chan string // cursor value that the last probe read
 	etcdCluster atomic.Uint64
 
 	mu      sync.Mutex
 	judge   judge
 	stats   Stats
-	behind  time.Time // when the oldest change that is not in etcd was taken; zero = none
-	taken   uint64    // index of the newest batch that was taken from the feed
+	behind  time.Time // time at which the oldest unwritten change was taken from the feed; zero: none
+	taken   uint64    // index of the last batch from the feed
 	takenAt time.Time
-	marked  uint64 // etcd cluster of which MarkAttached succeeded in this stint
+	marked  uint64 // etcd cluster for which MarkAttached succeeded in this leadership term
 	changed chan struct{}
 }
 
-// Stats are figures for metrics.
+// Stats are counters and gauges for metrics.
 type Stats struct {
 	Health       Health
-	Index        uint64        // of the state that etcd holds
-	LagIndex     uint64        // log entries not in etcd yet; 0 while idle
-	Lag          time.Duration // age of the oldest change that is not in etcd, at most; 0 while idle
+	Index        uint64        // index of the state in etcd
+	LagIndex     uint64        // log entries that are not in etcd yet; 0 if there are no unwritten changes
+	Lag          time.Duration // upper bound of the age of the oldest unwritten change; 0 if there is none
 	Records      uint64        // keys written or removed
 	Transactions uint64
-	Comparisons  uint64 // full ones
-	Fenced       uint64 // transactions refused because of the cursor
-	Errors       uint64 // calls that failed, repetitions and probes included
+	Comparisons  uint64 // full comparisons
+	Fenced       uint64 // transactions refused because another writer changed the cursor
+	Errors       uint64 // failed calls, including retries and probes
 	Sessions     uint64
-	Probe        time.Duration // of the newest probe
+	Probe        time.Duration // duration of the last probe
 }
 
-// New checks the options and makes a Mirror. Nothing is called before Run.
+// New returns a Mirror. It makes no calls to etcd. It returns an error if an option is
+// invalid or a required dependency is missing.
 func New(o Options, d Deps) (*Mirror, error) {
 	keys, err := newKeyspace(o.Prefix)
 	if err != nil {
@@ -159,13 +159,13 @@ func New(o Options, d Deps) (*Mirror, error) {
 	}, nil
 }
 
-// Projection maps the records that this mirror writes.
+// Projection returns the mapping from records to keys that this mirror uses.
 func (m *Mirror) Projection() *Projection { return m.proj }
 
-// Running says whether this replica writes the mirror now.
+// Running reports whether Run is running on this replica.
 func (m *Mirror) Running() bool { return m.running.Load() != nil }
 
-// Stats are the present figures.
+// Stats returns the current statistics.
 func (m *Mirror) Stats() Stats {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -180,15 +180,15 @@ func (m *Mirror) Stats() Stats {
 	return s
 }
 
-// stint is what sessions of one leader's stint share.
+// stint is the state that the sessions of one leadership term share.
 type stint struct {
 	epoch   fsm.Epoch
 	cluster string
-	writer  string // random; tells this stint's cursors from all others
-	last    string // cursor that was written last, as far as is known
-	tried   string // cursor that may have been written since
+	writer  string // random id of this leadership term in cursor values
+	last    string // last cursor value that was confirmed as written
+	tried   string // cursor value of the last transaction; it may or may not have been written
 	restore *restore
-	fenced  bool // the last session ended so
+	fenced  bool // the last session ended with errFenced
 }
 
 var (
@@ -197,11 +197,10 @@ var (
 	errNotRunning = errors.New("mirror: this replica does not write the mirror now: ask the one that leads")
 )
 
-// Run mirrors for as long as the context lives, which should end with the
-// leader's stint. It returns the context's error, ErrDeposed if etcd shows a
-// later leader and this leadership could not be confirmed, or store.ErrClosed.
-// An etcd that is away or fails ends nothing: Run goes on trying, and Health
-// says so.
+// Run writes the state to etcd until ctx ends. ctx should end with the leadership term.
+// Run returns the error of ctx, store.ErrClosed, or ErrDeposed if etcd holds a later
+// epoch and the leadership is not confirmed. Run does not return when etcd fails or is
+// down: it retries, and Stats shows the Health.
 func (m *Mirror) Run(ctx context.Context, epoch fsm.Epoch) error {
 	ended := make(chan struct{})
 	if !m.running.CompareAndSwap(nil, &ended) {
@@ -221,7 +220,7 @@ func (m *Mirror) Run(ctx context.Context, epoch fsm.Epoch) error {
 	m.mu.Lock()
 	m.judge, m.behind, m.taken, m.marked = newJudge(time.Now), time.Now(), 0, 0
 	m.mu.Unlock()
-	// A later stint may be asked for its judgement before it has begun to judge.
+	// OnHealth of a later term must not be called with the state of this term.
 	defer func() {
 		m.mu.Lock()
 		defer m.mu.Unlock()
@@ -245,7 +244,7 @@ func (m *Mirror) Run(ctx context.Context, epoch fsm.Epoch) error {
 			return context.Cause(ctx)
 		}
 		if req := st.restore; req != nil && !errors.Is(err, errRestore) {
-			req.done <- err // it ended before it was reached
+			req.done <- err // the session failed before the restore was complete
 			st.restore = nil
 		}
 		if done, pause := m.ended(st, err); done {
@@ -262,7 +261,7 @@ func (m *Mirror) Run(ctx context.Context, epoch fsm.Epoch) error {
 	}
 }
 
-// formed waits until the cluster has its identity.
+// formed waits until the state machine has a cluster id.
 func (m *Mirror) formed(ctx context.Context) (fsm.Info, error) {
 	for index := uint64(0); ; {
 		v, err := m.deps.Store.At(ctx, index)
@@ -277,7 +276,7 @@ func (m *Mirror) formed(ctx context.Context) (fsm.Info, error) {
 	}
 }
 
-// session runs one session to its end.
+// session runs one session until it ends.
 func (m *Mirror) session(ctx context.Context, st *stint) error {
 	m.mu.Lock()
 	m.stats.Sessions++
@@ -300,8 +299,8 @@ func (m *Mirror) session(ctx context.Context, st *stint) error {
 	return s.stream(ctx)
 }
 
-// ended judges how a session ended: whether the stint is over, and if not,
-// whether to wait before the next one.
+// ended handles the error of a session. done: Run must return. pause: wait before the
+// next session.
 func (m *Mirror) ended(st *stint, err error) (done, pause bool) {
 	again := st.fenced
 	st.fenced = errors.Is(err, errFenced)
@@ -316,7 +315,7 @@ func (m *Mirror) ended(st *stint, err error) (done, pause bool) {
 		m.stats.Fenced++
 		m.mu.Unlock()
 		m.deps.Log.Warn("the mirror is read again", "error", err, "epoch", st.epoch.String())
-		return false, again // two in a row: somebody else writes as well
+		return false, again // fenced twice in a row: another process also writes
 	case errors.Is(err, ErrEmptied), errors.Is(err, ErrForeignData):
 		m.judged(func(j *judge) bool { return j.found(err) })
 	case errors.Is(err, errUnconfirmed):
@@ -327,8 +326,8 @@ func (m *Mirror) ended(st *stint, err error) (done, pause bool) {
 	return false, true
 }
 
-// probe reads cursor and owner at a steady pace: what cannot be read is judged,
-// and what was read goes to a session that has nothing better to do.
+// probe reads the cursor every ProbeEvery and updates the health. It passes the value to
+// the session if the session is idle.
 func (m *Mirror) probe(ctx context.Context, cluster string) {
 	tick := time.NewTicker(m.options.ProbeEvery)
 	defer tick.Stop()
@@ -350,7 +349,7 @@ func (m *Mirror) probe(ctx context.Context, cluster string) {
 			}
 			select {
 			case m.probed <- raw:
-			default: // a write is under way and notices by itself
+			default: // the session is writing; its transaction checks the cursor
 			}
 		}
 		select {
@@ -361,7 +360,7 @@ func (m *Mirror) probe(ctx context.Context, cluster string) {
 	}
 }
 
-// judged updates the judgement and wakes tell when it changed.
+// judged updates the health and wakes tell if the state changed.
 func (m *Mirror) judged(update func(*judge) bool) {
 	m.mu.Lock()
 	changed := update(&m.judge)
@@ -377,7 +376,7 @@ func (m *Mirror) judged(update func(*judge) bool) {
 	}
 }
 
-// tell calls OnHealth with the newest judgement whenever it changed.
+// tell calls OnHealth with the current health after each change of state.
 func (m *Mirror) tell(ctx context.Context) {
 	told := Starting
 	for {
@@ -396,7 +395,7 @@ func (m *Mirror) tell(ctx context.Context) {
 	}
 }
 
-// attach commits MirrorAttached once etcd holds the whole.
+// attach commits MirrorAttached. The caller has written the whole state to etcd.
 func (m *Mirror) attach(ctx context.Context, etcdCluster uint64) {
 	m.mu.Lock()
 	marked := m.marked
@@ -434,7 +433,7 @@ func (m *Mirror) compared() {
 	m.mu.Unlock()
 }
 
-// pending notes that the changes up to an index were taken from the feed.
+// pending records that a batch up to index was taken from the feed.
 func (m *Mirror) pending(index uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -444,8 +443,8 @@ func (m *Mirror) pending(index uint64) {
 	}
 }
 
-// mirrored notes that etcd holds everything up to an index. What it lacks now
-// was not taken before the newest batch.
+// mirrored records that etcd holds all changes up to index. If newer changes exist, the
+// oldest of them was taken with the last batch.
 func (m *Mirror) mirrored(index uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -455,7 +454,7 @@ func (m *Mirror) mirrored(index uint64) {
 	}
 }
 
-// lost notes that etcd falls behind from now on.
+// lost records that changes are no longer written from now on.
 func (m *Mirror) lost() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -15,16 +15,16 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// format is the version of the projection. A cursor of another format leads to
-// a full comparison: advance it when a shape or a key changes.
+// format is the version of the projection. A cursor with another format leads to a full
+// comparison. Increase it when a JSON shape or a key changes.
 const format = 3
 
-// maxValue is the largest value written, so that it fits into a transaction of
-// maxBytes together with cursor and comparisons.
+// maxValue is the maximum size of a value in bytes. It leaves room in a transaction of
+// maxBytes for the cursor and the comparisons.
 const maxValue = maxBytes - 16<<10
 
-// Fields are the documented fields of a workload that are taken from its
-// specification. Secrets in them stay sealed.
+// Fields are the documented fields that come from the specification of a workload.
+// Secrets in them stay sealed.
 type Fields struct {
 	Image          string
 	Command        []string
@@ -45,37 +45,35 @@ type Fields struct {
 	Metadata       map[string]string
 }
 
-// Describe reads the specification of a workload. It must be a pure function of
-// the record; an unreadable specification gives empty Fields.
+// Describe extracts the fields from the specification of a workload. It must be a pure
+// function of the record. It returns empty Fields if the specification is unreadable.
 type Describe func(*fsm.Workload) Fields
 
-// KV is one key of the mirror. A nil Value means that the key must not exist.
+// KV is a key and its value. A nil Value means that the key must not exist.
 type KV struct {
 	Key   string
 	Value []byte
 }
 
-// Projection maps records to keys and values. It is pure, and safe for
-// concurrent use.
+// Projection maps records to keys and values. It is pure and safe for concurrent use.
 type Projection struct {
 	keys      keyspace
 	layout    Layout
 	domain    string
 	describe  Describe
-	extra     Extra // nil = none
+	extra     Extra // nil: no extra keys
 	maxEvents uint64
 	maxAge    time.Duration
 }
 
-// Workload is everything that is kept of a workload: its record (or records, in
-// LayoutBoth), its assignment and its retry. What it does not have (any more)
-// has a nil Value.
+// Workload returns all keys of a workload: its record (three records in LayoutBoth), its
+// assignment and its retry. The Value is nil for a key that must not exist.
 func (p *Projection) Workload(w *fsm.Workload) []KV {
 	out := append(make([]KV, 0, 5), p.records(w)...)
 	return append(out, p.assignment(w), p.retry(w))
 }
 
-// Gone is the same of a workload that is not there.
+// Gone returns the keys of a deleted workload, with nil values.
 func (p *Projection) Gone(workload string) []KV {
 	out := make([]KV, 0, 5)
 	for _, dir := range [...]string{dirWorkloads, dirSpecs, dirStatuses, dirAssignments, dirRetries} {
@@ -86,7 +84,7 @@ func (p *Projection) Gone(workload string) []KV {
 	return out
 }
 
-// records are the workload's own records, without assignment and retry.
+// records returns the records of the workload without assignment and retry.
 func (p *Projection) records(w *fsm.Workload) []KV {
 	r := p.whole(w)
 	out := []KV{{p.keys.key(dirWorkloads, w.ID), encode(r)}}
@@ -98,14 +96,14 @@ func (p *Projection) records(w *fsm.Workload) []KV {
 	return out
 }
 
-// mayGrow is how many times as long as a specification its record is at most: its bytes are
-// there as base64, and every one of them twice as a field (the command is), where JSON takes
-// six for a <, say.
+// mayGrow is the maximum ratio of the size of a record to the size of its specification.
+// The specification is included once as base64. Each byte may also appear in two fields
+// (the command does), and JSON escapes some bytes, such as <, as six.
 const mayGrow = 16
 
-// whole is the record under /workloads/. A specification so large that its
-// fields and its sealed bytes do not fit together keeps only the bytes, and what the
-// planner knows of it, without the constraints if these are what does not fit.
+// whole returns the record under /workloads/. If the record is too large, most fields
+// that come from the specification are omitted; the sealed specification stays. If it is
+// still too large, the placement constraints are omitted and Cut is set.
 func (p *Projection) whole(w *fsm.Workload) *Workload {
 	f := p.describe(w)
 	r := p.wholeWith(w, f)
@@ -138,8 +136,8 @@ func (p *Projection) wholeWith(w *fsm.Workload, f Fields) *Workload {
 	}
 }
 
-// metadata holds those documented keys (contract/state-etcd.md, "Workload
-// metadata keys") that a record of ours can answer; the caller's own come first.
+// metadata returns the metadata keys of the contract (contract/state-etcd.md, "Workload
+// metadata keys") that the state can fill, added to the caller's metadata.
 func metadata(w *fsm.Workload, callers map[string]string) map[string]any {
 	m := make(map[string]any, len(callers)+8)
 	for k, v := range callers {
@@ -178,8 +176,8 @@ func metadata(w *fsm.Workload, callers map[string]string) map[string]any {
 	return m
 }
 
-// lastActions is the metadata key of what the agent had done when the last order
-// timed out. It is ours: the contract has none for it.
+// lastActions is the metadata key for the tasks of the agent at the time when the last
+// order timed out. It is not part of the contract.
 const lastActions = "last_actions"
 
 func ownActions(list []fsm.AgentAction) []OwnAction {
@@ -250,8 +248,8 @@ func assignmentOf(w *fsm.Workload) Assignment {
 	return a
 }
 
-// Node is everything that is kept of a node: the record, its status and its
-// lease. a is what is promised on it.
+// Node returns all keys of a node: its record, its status and its lease. a is the total
+// of the resources allocated on the node.
 func (p *Projection) Node(n *fsm.Node, a fsm.Alloc, shard string) []KV {
 	lease := "expired"
 	if n.Up {
@@ -260,13 +258,13 @@ func (p *Projection) Node(n *fsm.Node, a fsm.Alloc, shard string) []KV {
 	key := p.keys.key(dirNodes, n.ID)
 	return []KV{
 		p.nodeRecord(n, a, shard),
-		// Plain text: a JSON object would look like a node to legacy v1 schedulers.
+		// Plain text: legacy v1 schedulers would read a JSON object here as a node.
 		{key + nodeStatusEnd, []byte(n.Status())},
 		{key + nodeLeaseEnd, fmt.Appendf(nil, "%d %s %s", n.Facts.LeaseSeconds, lease, clock(n.UpdatedAt))},
 	}
 }
 
-// NodeGone is the same of a node that is not there.
+// NodeGone returns the keys of a removed node, with nil values.
 func (p *Projection) NodeGone(id string) []KV {
 	key := p.keys.key(dirNodes, id)
 	return []KV{{Key: key}, {Key: key + nodeStatusEnd}, {Key: key + nodeLeaseEnd}}
@@ -278,7 +276,7 @@ func (p *Projection) nodeRecord(n *fsm.Node, a fsm.Alloc, shard string) KV {
 	if err != nil {
 		host, portText = f.Endpoint, ""
 	}
-	port, _ := strconv.Atoi(portText) // no port is written as 0
+	port, _ := strconv.Atoi(portText) // 0 if there is no port
 	r := &Node{
 		NodeID: n.ID, IPAddress: host, Username: "agent", Hostname: n.ID, OSName: "linux", KernelVersion: "unknown",
 		Status: string(n.Status()), Timestamp: f.Timestamp,
@@ -309,10 +307,10 @@ func (p *Projection) nodeRecord(n *fsm.Node, a fsm.Alloc, shard string) KV {
 	return KV{p.keys.key(dirNodes, n.ID), encode(r)}
 }
 
-// Namespace is the record of a namespace, n being nil where there is none (any more).
+// Namespace returns the record of a namespace. The Value is nil if n is nil.
 func (p *Projection) Namespace(name string, n *fsm.Namespace) KV {
 	key := p.keys.key(dirNamespaces, name)
-	if n == nil || n.ModifyIndex == 0 { // default, without a record of its own
+	if n == nil || n.ModifyIndex == 0 { // the default namespace has no record until it is changed
 		return KV{Key: key}
 	}
 	return KV{key, encode(&Namespace{
@@ -322,7 +320,7 @@ func (p *Projection) Namespace(name string, n *fsm.Namespace) KV {
 	})}
 }
 
-// Event is one line of history.
+// Event returns the record of an event.
 func (p *Projection) Event(e *fsm.Event) KV {
 	r := &Event{
 		ID: eventID(e), Type: e.Type, WorkloadID: e.Workload, NodeID: e.Node, Reason: e.Reason, Timestamp: stamp(e.At),
@@ -345,9 +343,9 @@ func (p *Projection) Event(e *fsm.Event) KV {
 	return KV{p.keys.event(e), encode(r)}
 }
 
-// Drift is the record of the drift that an event tells of. What is open is there as it
-// is now (openDrift); else the newest event of a node, workload and type decides, which is
-// DriftResolved, until retention removes it.
+// Drift returns the drift record for an event of type DriftDetected or DriftResolved. The
+// record of an open drift shows its current values (openDrift). The record of a resolved
+// drift comes from its newest event and stays until retention removes that event.
 func (p *Projection) Drift(e *fsm.Event) KV {
 	r := &Drift{NodeID: e.Node, WorkloadID: e.Workload, DriftType: e.Reason, DetectedAt: stamp(e.At)}
 	for _, d := range e.Details {
@@ -371,8 +369,8 @@ func (p *Projection) Drift(e *fsm.Event) KV {
 	return KV{p.keys.drift(e), encode(r)}
 }
 
-// floor is the sequence of the oldest event that is kept, and its key; when no
-// event is, the next sequence and the end of the prefix.
+// floor returns the sequence number and the key of the oldest event to keep. If no event
+// is kept, it returns the next sequence number and the end of the prefix.
 func (p *Projection) floor(v fsm.View) (seq uint64, key string) {
 	info := v.Info()
 	at := func(seq uint64) (e *fsm.Event) {
@@ -395,14 +393,13 @@ func (p *Projection) floor(v fsm.View) (seq uint64, key string) {
 	return info.EventSeq + 1, string(p.keys) + prefixEnd(dirEvents)
 }
 
-// section is one prefix of the mirror with everything that belongs there, keys
-// ascending.
+// section is a directory of the mirror with all its records, keys ascending.
 type section struct {
 	dir string
 	all iter.Seq[KV]
 }
 
-// sections are the whole of the mirror at one state.
+// sections returns all directories of the mirror with their records for one state.
 func (p *Projection) sections(v fsm.View) []section {
 	workloads := func(kv func(*fsm.Workload) KV) iter.Seq[KV] {
 		return func(yield func(KV) bool) {
@@ -442,11 +439,11 @@ func (p *Projection) sections(v fsm.View) []section {
 		})
 	}})
 	out = append(out, p.extras(v)...)
-	// Drifts are last: catchUpDrifts looks for them there.
+	// Drifts must be last: catchUpDrifts uses the last section.
 	return append(out, section{dirDrifts, slices.Values(p.drifts(v))})
 }
 
-// All is the whole of the mirror at one state, prefix by prefix.
+// All returns all keys and values for one state, directory by directory.
 func (p *Projection) All(v fsm.View) iter.Seq[KV] {
 	return func(yield func(KV) bool) {
 		for _, s := range p.sections(v) {
@@ -459,7 +456,8 @@ func (p *Projection) All(v fsm.View) iter.Seq[KV] {
 	}
 }
 
-// nodes are sorted here: "a/lease" does not sort as "a" does among other ids.
+// nodes returns the keys of all nodes. It sorts them, because keys such as "a/lease" do
+// not sort in the order of the node ids.
 func (p *Projection) nodes(v fsm.View) (out []KV) {
 	shard := v.Info().Shard
 	v.Nodes("", func(n *fsm.Node) bool {
@@ -470,7 +468,7 @@ func (p *Projection) nodes(v fsm.View) (out []KV) {
 	return out
 }
 
-// drifts are the newest of each key among the events that are kept.
+// drifts returns the drift records: the newest one per key.
 func (p *Projection) drifts(v fsm.View) (out []KV) {
 	newest := p.driftEvents(v)
 	for _, e := range newest {
@@ -493,8 +491,8 @@ func (p *Projection) driftEvents(v fsm.View) map[string]*fsm.Event {
 	return out
 }
 
-// openDrifts are the drifts that are open, as events that retention does not
-// reach: what is open stays, however long ago it began, and it may have changed since.
+// openDrifts returns the open drifts as events with current values, by key. Retention
+// does not remove open drifts.
 func (p *Projection) openDrifts(v fsm.View) map[string]*fsm.Event {
 	out := map[string]*fsm.Event{}
 	v.Drifts("", func(d *fsm.Drift) bool {
@@ -512,10 +510,10 @@ func openDrift(v fsm.View, d *fsm.Drift) *fsm.Event {
 	}
 }
 
-// tellsOfDrift reports whether a drift began or ended with an event.
+// tellsOfDrift reports whether an event begins or ends a drift.
 func tellsOfDrift(e *fsm.Event) bool {
-	// A leftover is told of as a drift, too, and is none: nothing stays open that could
-	// be resolved, because its node is told to remove it at once.
+	// Events about leftover workloads have the type DriftDetected but open no drift: the node
+	// is ordered to remove the leftover at once.
 	return (e.Type == fsm.EventDriftDetected || e.Type == fsm.EventDriftResolved) && e.Reason != fsm.CodeLeftBehind
 }
 
@@ -557,7 +555,7 @@ func labelMap(list []fsm.Label) map[string]string {
 
 func cores(millicores int64) float64 { return float64(millicores) / 1000 }
 
-// clock is RFC 3339 with nanoseconds, "" for no time.
+// clock formats Unix nanoseconds as RFC 3339 with nanoseconds, and 0 as "".
 func clock(ns int64) string {
 	if ns == 0 {
 		return ""
@@ -572,7 +570,7 @@ func orElse(a, b string) string {
 	return b
 }
 
-// encode cannot fail: every shape is made of plain values.
+// encode returns v as JSON. It panics if v cannot be encoded; all shapes can.
 func encode(v any) []byte {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -581,5 +579,5 @@ func encode(v any) []byte {
 	return b
 }
 
-// prefixEnd is the first key after all that start with prefix, which ends in '/'.
+// prefixEnd returns the first key after all keys with the prefix, which must end in '/'.
 func prefixEnd(prefix string) string { return prefix[:len(prefix)-1] + "0" }

@@ -11,33 +11,33 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Imported is what an etcd holds, ours or one that the existing implementation
-// wrote. Lists are sorted by id.
+// Imported is the content of an etcd that was written by this mirror or by legacy v1
+// peers. Lists are sorted by id.
 type Imported struct {
-	Cluster     string // that owns the mirror; "" if it is not one of ours
-	Incarnation uint64 // of the cluster then; 0 if it is not one of ours
-	Index       uint64 // of the state that it holds; 0 if it is not one of ours
-	Complete    bool   // ours, and not in the middle of a full comparison
+	Cluster     string // id of the cluster that owns the mirror; "" if written by legacy v1 peers
+	Incarnation uint64 // incarnation of the cluster; 0 if written by legacy v1 peers
+	Index       uint64 // index of the state; 0 if written by legacy v1 peers
+	Complete    bool   // the cursor is complete and has no "upto"
 	Nodes       []Node
 	Namespaces  []Namespace
-	Workloads   []Workload   // assignment and retry records are merged in
-	Assignments []Assignment // of workloads that are there
+	Workloads   []Workload   // including assignment and retry records
+	Assignments []Assignment // of existing workloads only
 	Events      int
 	Drifts      int
 	Problems    []Problem
 }
 
-// Problem is a key that could not be used, and why.
+// Problem is a key that was not imported, and the reason.
 type Problem struct {
 	Key    string
 	Reason string
 }
 
-// Read reads an etcd under a prefix. A workload comes from its whole record or,
-// where there is none, from its split records; of an etcd that we wrote, only
-// from the whole one, as of the existing implementation the split ones win,
-// because its later versions no longer update the other. Records that cannot be
-// read are Problems; an error means that etcd could not be.
+// Read reads the content of an etcd under a prefix. In an etcd that this mirror wrote, a
+// workload comes from its whole record. In an etcd of legacy v1 peers, the split records
+// take precedence, because later versions do not update the whole record. If only one
+// form exists, Read uses that form. Unreadable records are returned as Problems. Read
+// fails if the prefix is invalid or etcd cannot be read.
 func Read(ctx context.Context, kv Etcd, prefix string) (Imported, error) {
 	keys, err := newKeyspace(prefix)
 	if err != nil {
@@ -78,14 +78,14 @@ type reader struct {
 	out         Imported
 	nodes       map[string]Node
 	whole       map[string]Workload
-	specs       map[string]Workload // the spec record is part of the whole one
+	specs       map[string]Workload // the spec record has a subset of the fields of Workload
 	statuses    map[string]WorkloadStatus
 	assignments map[string]Assignment
 	retries     map[string]Retry
 	namespaces  map[string]Namespace
 }
 
-// identity reads owner and cursor, if there are any.
+// identity reads the owner and the cursor if they exist.
 func (r *reader) identity(ctx context.Context) error {
 	g, err := r.server.get(ctx, r.keys.owner())
 	if err != nil || len(g.Kvs) == 0 {
@@ -129,7 +129,7 @@ func (r *reader) scan(ctx context.Context, dir string, take func(id string, valu
 	}
 }
 
-// node takes the records and skips the plain texts below them.
+// node decodes a node record and skips the plain text keys below it.
 func (r *reader) node(id string, value []byte) error {
 	if strings.HasSuffix(id, nodeStatusEnd) || strings.HasSuffix(id, nodeLeaseEnd) {
 		return nil
@@ -146,12 +146,12 @@ func decodeInto[T any](m map[string]T, id string, value []byte) error {
 	return nil
 }
 
-// finish puts the records together.
+// finish merges the records and sorts the lists.
 func (r *reader) finish() Imported {
 	for id, n := range r.nodes {
 		n.NodeID = orElse(n.NodeID, id)
 		if n.Status == "Active" {
-			n.Status = string(fsm.NodeReady) // legacy, read as Ready
+			n.Status = string(fsm.NodeReady) // legacy v1 name of Ready
 		}
 		r.out.Nodes = append(r.out.Nodes, n)
 	}
@@ -186,8 +186,8 @@ func (r *reader) finish() Imported {
 	return r.out
 }
 
-// split joins the split records. What they lack (contract: "lost") is taken from
-// the whole record, if there is one.
+// split merges the spec and status records. Fields that these lack (contract: "lost") come
+// from the whole record if it exists.
 func (r *reader) split(id string, w, whole Workload) Workload {
 	s := r.statuses[id]
 	w.AssignedNode, w.NodeID, w.Status, w.Logs = s.AssignedNode, s.NodeID, s.Status, s.Logs
@@ -216,6 +216,6 @@ func (r *reader) workload(id string, w Workload) {
 	if retry, ok := r.retries[id]; ok {
 		w.Retry = retry
 	}
-	w.Logs = "" // grows without bound and is not state
+	w.Logs = "" // unbounded, and not part of the state
 	r.out.Workloads = append(r.out.Workloads, w)
 }

@@ -7,15 +7,15 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// restore is a request to the session that writes.
+// restore is a request to the running session.
 type restore struct {
-	done chan error // gets one value, from the Run that took the request
+	done chan error // receives one value from Run
 }
 
-// Restore makes etcd hold the state, whatever it held before: the way out of
-// recovery when the state machine is right. It returns once etcd is equal, or
-// with the error that stopped it; only the replica that runs Run can. Take a
-// Preview first.
+// Restore overwrites etcd with the state, whatever etcd holds. Use it in recovery mode if
+// the state machine is right, after a Preview. It returns nil when etcd is equal to the
+// state. It returns an error if the session fails, if ctx ends, or if Run is not running
+// on this replica.
 func (m *Mirror) Restore(ctx context.Context) error {
 	ended := m.running.Load()
 	if ended == nil {
@@ -37,25 +37,25 @@ func (m *Mirror) Restore(ctx context.Context) error {
 	}
 }
 
-// Kinds of Difference.
+// Values of Difference.Kind.
 const (
 	Create = "create"
 	Change = "change"
 	Remove = "remove"
 )
 
-// maxListed is how many differences a Preview lists; all are counted.
+// maxListed is the maximum number of differences that a Preview lists. All are counted.
 const maxListed = 1000
 
-// Difference is one key (of etcd) or record (of an import) that would change.
+// Difference is a key (in etcd) or a record (of an import) that would change.
 type Difference struct {
 	Kind string // Create, Change or Remove
 	Key  string
-	Old  []byte // JSON or text; nil when it does not exist
-	New  []byte // nil when it will not
+	Old  []byte // JSON or text; nil if the key does not exist
+	New  []byte // nil if the key will be removed
 }
 
-// Preview says what a restore or an import would do.
+// Preview is the effect that a restore or an import would have.
 type Preview struct {
 	Equal, Create, Change, Remove int
 	Differences                   []Difference // the first 1,000
@@ -85,8 +85,8 @@ func (p *Preview) note(key string, before, after []byte) {
 	}
 }
 
-// Preview says what Restore would do to etcd now. It writes nothing, and any
-// replica can do it.
+// Preview returns the changes that Restore would make to etcd now. It writes nothing and
+// works on every replica.
 func (m *Mirror) Preview(ctx context.Context) (Preview, error) {
 	return m.preview(ctx, m.deps.Store.View())
 }

@@ -10,30 +10,32 @@ import (
 	"github.com/persys/compute/fsm/store"
 )
 
-// errUnconfirmed means that leadership could not be proved just now. Whether it
-// is lost is for the stint's context to say.
+// errUnconfirmed means that leadership could not be confirmed at this time. Run continues
+// until its context ends.
 var errUnconfirmed = errors.New("leadership is not confirmed")
 
-// session is one attempt at bringing etcd up to date and keeping it there. It
-// ends with the first error; the next one starts from what etcd then holds.
+// session synchronises etcd with the state once and then follows the change feed. It ends
+// at the first error. The next session starts from the contents of etcd at that time.
 type session struct {
 	m  *Mirror
 	st *stint
 	w  writer
 
 	feed   *store.Cursor
-	index  uint64 // everything up to here is in etcd
-	fed    uint64 // index of the newest batch that the feed gave
-	dirty  uint64 // records may be as new as this; 0 = none is newer than index
-	floor  string // key of the oldest event that is kept
+	index  uint64 // etcd holds all changes up to this index
+	fed    uint64 // index of the last batch from the feed
+	dirty  uint64 // records in etcd may be as new as this index; 0: none is newer than index
+	floor  string // key of the oldest event in etcd; "": not known
 	drifts map[string]uint64
-	// Revisions seen at compactions, so that one interval of history remains.
+	// Revisions of etcd at the session start and at the last compaction. One interval of
+	// history stays in etcd.
 	revision, compactTo int64
-	compacted           int // of what the writer has sent, at the newest one
+	compacted           int // bytes sent by the writer before the last compaction
 }
 
-// open finds out what etcd holds, makes the cursor ours and catches up, so that
-// what remains is to follow the feed. With force whatever is there is replaced.
+// open reads the cursor, writes the cursor of this term and synchronises etcd with the
+// state. stream then follows the feed. With force, open ignores the result of decide and
+// overwrites the contents of etcd.
 func (s *session) open(ctx context.Context, force bool) error {
 	v := s.m.deps.Store.View()
 	info := v.Info()
@@ -102,7 +104,7 @@ func (s *session) confirm(ctx context.Context) error {
 	return s.m.deps.Confirm(ctx)
 }
 
-// commit sends what was collected; next starts as the present cursor.
+// commit sends the collected operations. next must be based on the current cursor.
 func (s *session) commit(ctx context.Context, next cursor) error {
 	if err := s.w.commit(ctx, next); err != nil {
 		return err
@@ -111,8 +113,8 @@ func (s *session) commit(ctx context.Context, next cursor) error {
 	return nil
 }
 
-// reached is the cursor of a state that etcd holds in full, except where some
-// records are newer still.
+// reached returns the cursor for a state that etcd holds completely. Upto is set if some
+// records are newer.
 func (s *session) reached(info fsm.Info) cursor {
 	next := s.w.cur
 	next.Index, next.Digest, next.Complete, next.Upto = info.Index, digestText(info.Digest), true, 0
@@ -122,7 +124,8 @@ func (s *session) reached(info fsm.Info) cursor {
 	return next
 }
 
-// add takes one record, sending the collected ones first if there is no room.
+// add adds one record. It first commits the collected operations if the transaction is
+// full.
 func (s *session) add(ctx context.Context, kv KV, upto uint64) error {
 	if len(kv.Value) > maxValue {
 		return fmt.Errorf("mirror: %s has %d bytes, at most %d fit into a transaction", kv.Key, len(kv.Value), maxValue)
@@ -138,7 +141,7 @@ func (s *session) add(ctx context.Context, kv KV, upto uint64) error {
 	return nil
 }
 
-// compareAll makes etcd equal to a state, key by key.
+// compareAll makes etcd equal to a state by comparing all keys.
 func (s *session) compareAll(ctx context.Context, v fsm.View) error {
 	info := v.Info()
 	_, err := differences(ctx, s.m.server, s.m.proj.keys, s.m.proj.sections(v), func(st step) error {
@@ -157,9 +160,8 @@ func (s *session) compareAll(ctx context.Context, v fsm.View) error {
 	return nil
 }
 
-// catchUpDrifts compares the drift records alone: which of them etcd holds
-// cannot be told from the feed, as they end with an event that is dropped
-// without a change.
+// catchUpDrifts compares only the drift records. The feed cannot show which of them etcd
+// still holds, because they end when retention drops their event, and that is no change.
 func (s *session) catchUpDrifts(ctx context.Context, v fsm.View) error {
 	s.noteHistory(v)
 	sections := s.m.proj.sections(v)
@@ -174,8 +176,8 @@ func (s *session) catchUpDrifts(ctx context.Context, v fsm.View) error {
 	return s.commit(ctx, next)
 }
 
-// noteHistory takes over which drifts a state has. The events before the floor
-// are removed with the next batch: after a resume, more of them may be there.
+// noteHistory stores the drifts of a state. It resets the floor, so that the next batch
+// removes old events: after a resume, etcd may hold events that are too old.
 func (s *session) noteHistory(v fsm.View) {
 	s.drifts, s.floor = map[string]uint64{}, ""
 	for key, e := range s.m.proj.driftEvents(v) {
@@ -183,14 +185,14 @@ func (s *session) noteHistory(v fsm.View) {
 	}
 }
 
-// touched is what a batch did, each record once.
+// touched lists the records that a batch changed, each once.
 type touched struct {
 	order     []string                 // workloads, in the order of their first change
-	workloads map[string]*fsm.Workload // before the batch, nil = not there
-	nodes     map[string]bool          // true: the record changed; false: only what is promised on it
+	workloads map[string]*fsm.Workload // value before the batch; nil: did not exist
+	nodes     map[string]bool          // true: the record changed; false: only the allocation changed
 	events    []*fsm.Event
-	drifts    map[string]*fsm.Drift // those that are open after the batch
-	// namespaces are as the batch left them, nil = not there any more.
+	drifts    map[string]*fsm.Drift // drifts that are open after the batch
+	// namespaces holds the values after the batch; nil: deleted.
 	namespaces map[string]*fsm.Namespace
 }
 
@@ -230,7 +232,7 @@ func collect(changes []fsm.Change) touched {
 			t.namespaces[c.Key] = c.NewNamespace()
 		case fsm.TableDrift:
 			if t.drifts[c.Key] = c.NewDrift(); c.NewDrift() == nil {
-				delete(t.drifts, c.Key) // its event tells of it
+				delete(t.drifts, c.Key) // a closed drift is written with its event
 			}
 		case fsm.TableEvent:
 			t.events = append(t.events, c.NewEvent())
@@ -239,14 +241,14 @@ func collect(changes []fsm.Change) touched {
 	return t
 }
 
-// apply writes one batch of changes: every record that it touched, as it is in
-// the batch's view. exact tells whether etcd is known to hold precisely what was
-// before the batch; only then may a part that did not change be left out.
+// apply writes one batch: every changed record, with its value in the view of the batch.
+// If etcd may hold records that are newer than the last batch (exact is false), apply also
+// writes the keys that the batch did not change.
 func (s *session) apply(ctx context.Context, b store.Batch) error {
 	exact := s.fed >= s.dirty
 	s.fed = b.Index
 	if b.Index <= s.index {
-		return nil // a full comparison was faster
+		return nil // a full comparison already wrote this batch
 	}
 	p, t := s.m.proj, collect(b.Changes)
 	for _, id := range t.order {
@@ -313,8 +315,8 @@ func (s *session) addAll(ctx context.Context, kvs []KV, upto uint64) error {
 	return nil
 }
 
-// history writes new events, the drifts that they tell of and those that changed, and
-// removes what retention no longer keeps.
+// history writes new events and changed drifts, and removes events and drifts that are
+// past retention.
 func (s *session) history(ctx context.Context, v fsm.View, t touched) error {
 	p, index := s.m.proj, v.Info().Index
 	oldest, floor := p.floor(v)
@@ -322,7 +324,7 @@ func (s *session) history(ctx context.Context, v fsm.View, t touched) error {
 	for _, e := range t.events {
 		if e.Seq < oldest {
 			if tellsOfDrift(e) {
-				s.drifts[p.keys.drift(e)] = e.Seq // what is open is written below
+				s.drifts[p.keys.drift(e)] = e.Seq // an open drift is written below
 			}
 			continue
 		}
@@ -346,10 +348,10 @@ func (s *session) history(ctx context.Context, v fsm.View, t touched) error {
 	if floor == s.floor {
 		return nil
 	}
-	var open map[string]*fsm.Event // made when the first event of a drift has gone
+	var open map[string]*fsm.Event // built when the first drift with an expired event is found
 	for key, seq := range s.drifts {
-		// An open drift that outlived all events is older than the oldest of them, and etcd
-		// takes no key twice.
+		// A drift with an expired event is written again if it is open and deleted if not. Skip
+		// drifts written above: an etcd transaction must not put one key twice.
 		if _, written := newest[key]; written || seq >= oldest {
 			continue
 		}
@@ -368,7 +370,7 @@ func (s *session) history(ctx context.Context, v fsm.View, t touched) error {
 			}
 		}
 	}
-	// The range needs a place in the transaction, like any key.
+	// The range deletion counts as one operation of the transaction.
 	from := string(p.keys) + dirEvents
 	if s.w.full(KV{Key: from + floor}) {
 		next := s.w.cur
@@ -382,14 +384,14 @@ func (s *session) history(ctx context.Context, v fsm.View, t touched) error {
 	return nil
 }
 
-// taken is a batch with the time at which it was taken from the feed.
+// taken is the result of one read of the feed.
 type taken struct {
 	store.Batch
 	err error
 }
 
-// follow takes batches from the feed, one ahead of the writer, until the context
-// ends or the feed does. The channel is closed when the goroutine is gone.
+// follow reads batches from the feed, one ahead of the writer, until ctx ends or the feed
+// fails. The goroutine closes the channel when it ends.
 func (s *session) follow(ctx context.Context) <-chan taken {
 	out := make(chan taken)
 	go func() {
@@ -412,14 +414,14 @@ func (s *session) follow(ctx context.Context) <-chan taken {
 	return out
 }
 
-// stream keeps etcd up to date until something goes wrong.
+// stream writes the changes of the feed to etcd until an error occurs or ctx ends.
 func (s *session) stream(ctx context.Context) error {
 	defer s.feed.Close()
 	ctx, cancel := context.WithCancel(ctx)
 	batches := s.follow(ctx)
 	defer func() {
 		cancel()
-		for range batches { // until the goroutine is gone
+		for range batches { // wait for the goroutine of follow
 		}
 	}()
 	o := &s.m.options
@@ -453,7 +455,7 @@ func (s *session) stream(ctx context.Context) error {
 			if raw == s.w.cur.raw {
 				continue
 			}
-			// The probe may have looked before the newest write: look again.
+			// The probe may have read the cursor before the last write. Read it again.
 			f, err := s.m.server.look(ctx, s.m.proj.keys, s.st.cluster)
 			if err != nil {
 				return err
@@ -479,7 +481,7 @@ func (s *session) stream(ctx context.Context) error {
 	}
 }
 
-// trim removes history that has become too old while nothing changed.
+// trim removes expired events and drifts when there are no changes.
 func (s *session) trim(ctx context.Context) error {
 	if err := s.history(ctx, s.m.deps.Store.View(), touched{}); err != nil || len(s.w.ops) == 0 {
 		return err
@@ -487,15 +489,14 @@ func (s *session) trim(ctx context.Context) error {
 	return s.commit(ctx, s.w.cur)
 }
 
-// compact gives up the revisions from before the last call. Without it, etcd
-// keeps every version of every key and fills up, unless it was configured to
-// compact by itself.
+// compact removes the revisions from before the last compaction. Without compaction, etcd
+// keeps every version of every key and fills up, unless its auto-compaction is enabled.
 func (s *session) compact(ctx context.Context) {
 	s.compacted = s.w.sent
 	to := s.compactTo
 	f, err := s.m.server.look(ctx, s.m.proj.keys, s.st.cluster)
 	if err != nil {
-		return // the probe judges
+		return // probe updates the health
 	}
 	s.compactTo = f.revision
 	if to == 0 {

@@ -8,21 +8,21 @@ import (
 	"time"
 )
 
-// The JSON shapes of docs/contract/state-etcd.md, "Value shapes". Times are
-// RFC 3339 with up to nine decimals, unset ones 0001-01-01T00:00:00Z. The one
-// key that the contract does not know is "persys": it carries what the
-// documented keys cannot, so that our own mirror can be imported without loss.
-// Legacy v1 peers ignore it.
+// JSON shapes of docs/contract/state-etcd.md, "Value shapes". Times are RFC 3339 with up to
+// nine decimals; an unset time is 0001-01-01T00:00:00Z. The key "persys" is not part of the
+// contract. It holds the data that has no documented key, so that an import of this mirror
+// loses nothing. Legacy v1 peers ignore it.
 
-// Time is written as RFC 3339 and read leniently: what other writers left may
-// lack the zone (taken as UTC), have a blank for the T, or be empty.
+// Time is written as RFC 3339. When it is read, the zone may be missing (then UTC), a blank
+// may replace the T, and the text may be empty.
 type Time struct{ time.Time }
 
-// timeForms are tried in turn; fractions are accepted after any seconds.
+// timeForms are the accepted layouts, tried in order. Fractional seconds are accepted in
+// all of them.
 var timeForms = [...]string{time.RFC3339, "2006-01-02T15:04:05", "2006-01-02 15:04:05Z07:00", "2006-01-02 15:04:05 -0700 MST", "2006-01-02 15:04:05"}
 
-// UnmarshalJSON reads every form that peers are known to write; null and "" are
-// the unset time.
+// UnmarshalJSON accepts all forms that legacy v1 peers write. null and "" are the unset
+// time.
 func (t *Time) UnmarshalJSON(b []byte) error {
 	if bytes.Equal(b, []byte("null")) {
 		t.Time = time.Time{}
@@ -45,7 +45,7 @@ func (t *Time) UnmarshalJSON(b []byte) error {
 	return fmt.Errorf("time: %q is not RFC 3339", s)
 }
 
-// stamp is Unix nanoseconds as a Time, 0 being unset.
+// stamp converts Unix nanoseconds to a Time; 0 is unset.
 func stamp(ns int64) Time {
 	if ns == 0 {
 		return Time{}
@@ -66,8 +66,8 @@ type Node struct {
 	Resources        NodeUse           `json:"resources"`
 	TotalCPU         float64           `json:"totalCpu"`        // cores
 	TotalMemory      int64             `json:"totalMemory"`     // MiB
-	AvailableCPU     float64           `json:"availableCpu"`    // cores not promised
-	AvailableMemory  int64             `json:"availableMemory"` // MiB not promised
+	AvailableCPU     float64           `json:"availableCpu"`    // unallocated cores
+	AvailableMemory  int64             `json:"availableMemory"` // unallocated MiB
 	Hypervisor       Runtime           `json:"hypervisor"`
 	ContainerEngine  Runtime           `json:"containerEngine"`
 	DockerSwarm      Swarm             `json:"dockerSwarm"`
@@ -86,21 +86,21 @@ type Node struct {
 	Own *OwnNode `json:"persys,omitempty"`
 }
 
-// NodeUse is measured use; we never store it, so it is written as {}.
+// NodeUse is the measured use of a node. The mirror does not store it and writes {}.
 type NodeUse struct {
 	CPU    float64 `json:"cpu_usage,omitempty"`
 	Memory float64 `json:"memory_usage,omitempty"`
 	Disk   float64 `json:"disk_usage,omitempty"`
 }
 
-// Runtime describes a hypervisor or engine; written with empty strings.
+// Runtime describes a hypervisor or container engine. The mirror writes empty strings.
 type Runtime struct {
 	Type    string `json:"type"`
 	Status  string `json:"status"`
 	Version string `json:"version,omitempty"`
 }
 
-// Swarm is written as not active.
+// Swarm is the state of Docker Swarm. The mirror writes it as not active.
 type Swarm struct {
 	Active         bool   `json:"active"`
 	NodeID         string `json:"nodeId"`
@@ -109,7 +109,7 @@ type Swarm struct {
 	ManagerAddress string `json:"managerAddress,omitempty"`
 }
 
-// OwnNode is what the documented node record has no key for.
+// OwnNode holds the data of a node that has no documented key.
 type OwnNode struct {
 	Pools        []OwnPool  `json:"pools,omitempty"`
 	Taints       []OwnTaint `json:"taints,omitempty"`
@@ -124,14 +124,14 @@ type OwnNode struct {
 	Fenced       bool       `json:"fenced,omitempty"`
 }
 
-// OwnPool is a storage pool, GB.
+// OwnPool is a storage pool. Sizes are in GB.
 type OwnPool struct {
 	Name    string `json:"name"`
 	Type    string `json:"type,omitempty"`
 	TotalGB int64  `json:"totalGb"`
 }
 
-// OwnTaint is a taint, or a toleration of one.
+// OwnTaint is a taint of a node or a toleration of a workload.
 type OwnTaint struct {
 	Key    string `json:"key"`
 	Value  string `json:"value,omitempty"`
@@ -167,11 +167,11 @@ type Workload struct {
 	ManagedVolumes []ManagedVolume   `json:"managedVolumes,omitempty"`
 	Network        string            `json:"network,omitempty"`
 	RestartPolicy  string            `json:"restartPolicy,omitempty"`
-	Logs           string            `json:"logs,omitempty"` // never written: it grows without bound
+	Logs           string            `json:"logs,omitempty"` // never written, because it is unbounded
 	Metadata       map[string]any    `json:"metadata,omitempty"`
 	Retry          Retry             `json:"retry"`
 	StatusInfo     StatusInfo        `json:"statusInfo"`
-	Usage          json.RawMessage   `json:"usage,omitempty"` // never written: heartbeats cost no write
+	Usage          json.RawMessage   `json:"usage,omitempty"` // never written, because heartbeats must not cause writes
 	VM             *VM               `json:"vm,omitempty"`
 
 	Own *OwnWorkload `json:"persys,omitempty"`
@@ -217,14 +217,14 @@ type WorkloadStatus struct {
 	StatusInfo   StatusInfo     `json:"statusInfo"`
 }
 
-// Resources is what a workload asks for.
+// Resources are the resources that a workload requests.
 type Resources struct {
 	CPU    float64 `json:"cpu_usage,omitempty"`    // cores
 	Memory float64 `json:"memory_usage,omitempty"` // MiB
 	Disk   int64   `json:"disk_usage,omitempty"`   // GiB
 }
 
-// StatusInfo is what is known of a workload's runtime.
+// StatusInfo is the reported state of a workload.
 type StatusInfo struct {
 	ActualState   string      `json:"actualState,omitempty"`
 	LastUpdated   Time        `json:"lastUpdated"`
@@ -232,7 +232,7 @@ type StatusInfo struct {
 	Reason        *ReasonInfo `json:"reason,omitempty"`
 }
 
-// ReasonInfo says why.
+// ReasonInfo is the reason for the state of a workload.
 type ReasonInfo struct {
 	Code           string `json:"code,omitempty"`
 	Message        string `json:"message,omitempty"`
@@ -241,7 +241,7 @@ type ReasonInfo struct {
 	NextRetryAt    Time   `json:"nextRetryAt"`
 }
 
-// ManagedVolume is a volume that a node provisions.
+// ManagedVolume is a volume that the node creates.
 type ManagedVolume struct {
 	Name         string `json:"name,omitempty"`
 	Driver       string `json:"driver,omitempty"`
@@ -276,14 +276,14 @@ type VMDisk struct {
 	Boot   bool   `json:"boot,omitempty"`
 }
 
-// VMNetwork is a network card of a VM.
+// VMNetwork is a network interface of a VM.
 type VMNetwork struct {
 	Network    string `json:"network,omitempty"`
 	MACAddress string `json:"macAddress,omitempty"`
 	IPAddress  string `json:"ipAddress,omitempty"`
 }
 
-// CloudInit is a VM's first-boot configuration, sealed where it is ours.
+// CloudInit is the first-boot configuration of a VM. The mirror writes its secrets sealed.
 type CloudInit struct {
 	UserData      string `json:"userData,omitempty"`
 	MetaData      string `json:"metaData,omitempty"`
@@ -291,16 +291,16 @@ type CloudInit struct {
 	VendorData    string `json:"vendorData,omitempty"`
 }
 
-// OwnWorkload is what the documented workload record has no key for: the stored
-// specification itself, sealed, and what the planner knows of it.
+// OwnWorkload holds the data of a workload that has no documented key: the sealed
+// specification and the planner's demand.
 type OwnWorkload struct {
 	Spec           []byte    `json:"spec,omitempty"` // base64
 	Content        string    `json:"content"`
 	CallerRevision string    `json:"callerRevision,omitempty"`
 	Restarts       uint32    `json:"restarts,omitempty"`
-	Namespace      string    `json:"namespace,omitempty"` // empty: default
+	Namespace      string    `json:"namespace,omitempty"` // empty: namespace "default"
 	Demand         OwnDemand `json:"demand"`
-	Cut            bool      `json:"cut,omitempty"` // the constraints did not fit in
+	Cut            bool      `json:"cut,omitempty"` // the constraints were omitted because the record was too large
 }
 
 // Namespace is the record under /persys/namespaces/<name>.
@@ -314,7 +314,7 @@ type Namespace struct {
 	UpdatedBy   string   `json:"updatedBy,omitempty"`
 }
 
-// OwnQuota is quota.Amounts; 0 = any amount.
+// OwnQuota is the quota of a namespace; 0: unlimited.
 type OwnQuota struct {
 	CPUMillicores int64 `json:"cpuMillicores,omitempty"`
 	MemoryMiB     int64 `json:"memoryMib,omitempty"`
@@ -322,7 +322,7 @@ type OwnQuota struct {
 	Workloads     int64 `json:"workloads,omitempty"`
 }
 
-// OwnDemand is fsm.Demand with the units of the log.
+// OwnDemand is the resource demand of a workload, in the units of its field names.
 type OwnDemand struct {
 	CPUMillicores  int64             `json:"cpuMillicores,omitempty"`
 	MemoryMiB      int64             `json:"memoryMib,omitempty"`
@@ -340,7 +340,7 @@ type OwnDemand struct {
 	PortNames      []OwnPortName     `json:"portNames,omitempty"`
 }
 
-// OwnPortName is the service name of a port.
+// OwnPortName is a named port of a workload.
 type OwnPortName struct {
 	Name          string `json:"name"`
 	ContainerPort uint16 `json:"containerPort"`
@@ -348,7 +348,7 @@ type OwnPortName struct {
 	HostPort      uint16 `json:"hostPort,omitempty"`
 }
 
-// OwnAction is one task of an agent, in a workload's metadata. Times are RFC 3339.
+// OwnAction is a task of an agent, in the metadata of a workload. Times are RFC 3339.
 type OwnAction struct {
 	TaskID    string `json:"taskId"`
 	Type      string `json:"actionType"`
@@ -372,7 +372,7 @@ type OwnConstraint struct {
 	Values []string `json:"values,omitempty"`
 }
 
-// Retry is the record under /retries/<workload>, and part of Workload.
+// Retry is the record under /retries/<workload>. It is also part of Workload.
 type Retry struct {
 	Attempts    int32 `json:"attempts"`
 	MaxAttempts int32 `json:"maxAttempts"`
@@ -387,7 +387,7 @@ type Assignment struct {
 	CreatedAt  Time   `json:"createdAt"`
 }
 
-// Event is the record under /events/<time>-<sequence>; its id is the key's end.
+// Event is the record under /events/<id>; the id is <time>-<sequence>.
 type Event struct {
 	ID         string         `json:"id"`
 	Type       string         `json:"type"`

@@ -9,40 +9,40 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// Bounds of a transaction (RULES, "Sizes").
+// Limits of a transaction.
 const (
 	maxOps   = 100
 	maxBytes = 1 << 20
 
-	opCost     = 24   // protobuf framing of one operation, at most
-	cursorCost = 2048 // the cursor's operation and the comparisons, at most
+	opCost     = 24   // upper bound of the protobuf framing of one operation
+	cursorCost = 2048 // upper bound of the cursor operation and the comparisons
 )
 
-// errFenced means that the cursor is not the one that this writer wrote last.
+// errFenced means that the cursor in etcd is not the last one of this writer.
 var errFenced = errors.New("the cursor in etcd is not the one written last")
 
-// writer collects operations and sends them in fenced transactions. After an
-// error it must not be used again: its idea of the cursor may be wrong.
+// writer collects operations and sends them in fenced transactions. A writer must not be
+// used after an error, because its cursor may be outdated.
 type writer struct {
 	server  server
 	keys    keyspace
 	owner   owner
 	cluster string
 	cur     cursor
-	tried   *string // the value that the newest transaction would write
+	tried   *string // cursor value of the last transaction
 	count   func(records int)
 
 	ops   []clientv3.Op
 	bytes int
-	sent  int // bytes, since the session began
+	sent  int // bytes sent since the session began
 }
 
-// full says whether one more record has to wait for the next transaction.
+// full reports whether kv does not fit into the current transaction.
 func (w *writer) full(kv KV) bool {
 	return len(w.ops)+1 >= maxOps || w.bytes+len(kv.Key)+len(kv.Value)+opCost+cursorCost > maxBytes
 }
 
-// add takes one record. The caller commits first when the writer is full.
+// add adds one record to the transaction. The caller must commit first if it is full.
 func (w *writer) add(kv KV) {
 	if kv.Value == nil {
 		w.ops = append(w.ops, clientv3.OpDelete(kv.Key))
@@ -58,27 +58,28 @@ func (w *writer) addRange(from, until string) {
 	w.bytes += len(from) + len(until) + opCost
 }
 
-// claim makes the cursor ours, if etcd still is as it was found.
+// claim writes the first cursor of this writer if etcd is unchanged since f was read. It
+// also takes over the owner key.
 func (w *writer) claim(ctx context.Context, f found, next cursor) error {
 	w.cur = f.cursor
 	cmps := []clientv3.Cmp{same(w.keys.cursor(w.cluster), f.cursor.raw), same(w.keys.owner(), f.owner.raw)}
 	if f.owner.raw != w.owner.raw {
 		w.ops = append(w.ops, clientv3.OpPut(w.keys.owner(), w.owner.raw))
-		if f.owner.ClusterID != "" { // the former owner's place to resume from means nothing any more
+		if f.owner.ClusterID != "" { // the cursor of the former owner is no longer valid
 			w.ops = append(w.ops, clientv3.OpDelete(w.keys.cursor(f.owner.ClusterID)))
 		}
 	}
 	return w.send(ctx, cmps, next)
 }
 
-// commit sends what was collected and advances the cursor.
+// commit sends the collected operations with the next cursor.
 func (w *writer) commit(ctx context.Context, next cursor) error {
 	return w.send(ctx, []clientv3.Cmp{same(w.keys.cursor(w.cluster), w.cur.raw), same(w.keys.owner(), w.owner.raw)}, next)
 }
 
-// send repeats one transaction until it is known to be in etcd, or refused, or
-// the bound is reached. Repeating is safe: both attempts compare the same value
-// and write the same next one, so at most one of them takes effect.
+// send repeats one transaction until it succeeds, is refused, or the bound has passed.
+// Retries are safe: every attempt compares the same value and writes the same next value,
+// so at most one attempt takes effect.
 func (w *writer) send(ctx context.Context, cmps []clientv3.Cmp, next cursor) error {
 	next.Seq = w.cur.Seq + 1
 	next.raw = string(encode(&next))
@@ -91,7 +92,7 @@ func (w *writer) send(ctx context.Context, cmps []clientv3.Cmp, next cursor) err
 		switch {
 		case err != nil:
 			return err
-		case !r.Succeeded && firstValue(r, 0) != next.raw: // else an earlier attempt arrived after all
+		case !r.Succeeded && firstValue(r, 0) != next.raw: // if equal, an earlier attempt took effect
 			return fmt.Errorf("%w: %s", errFenced, orElse(firstValue(r, 0), "there is none"))
 		}
 		w.count(len(w.ops))
@@ -101,7 +102,7 @@ func (w *writer) send(ctx context.Context, cmps []clientv3.Cmp, next cursor) err
 	})
 }
 
-// same compares a key with what was read there, "" being nothing.
+// same requires that a key still has the value raw; raw "" requires that it does not exist.
 func same(key, raw string) clientv3.Cmp {
 	if raw == "" {
 		return clientv3.Compare(clientv3.CreateRevision(key), "=", 0)
@@ -109,14 +110,14 @@ func same(key, raw string) clientv3.Cmp {
 	return clientv3.Compare(clientv3.Value(key), "=", raw)
 }
 
-// step is what a difference found for one key.
+// step is a difference between the state and etcd in one key.
 type step struct {
-	kv  KV // what it ought to be, Value nil = not there
+	kv  KV // expected value; nil: the key must not exist
 	old []byte
 }
 
-// differences compares sections with what etcd holds, page by page, and calls fn
-// for every key that is not as it ought to be. It returns how many are.
+// differences compares sections with etcd page by page and calls fn for every key that
+// differs. It returns the number of equal keys.
 func differences(ctx context.Context, s server, keys keyspace, sections []section, fn func(step) error) (equal int, err error) {
 	for _, sec := range sections {
 		n, err := compareSection(ctx, s, keys, sec, fn)
@@ -130,7 +131,8 @@ func differences(ctx context.Context, s server, keys keyspace, sections []sectio
 
 func compareSection(ctx context.Context, s server, keys keyspace, sec section, fn func(step) error) (equal int, err error) {
 	have := s.pages(string(keys)+sec.dir, string(keys)+prefixEnd(sec.dir))
-	// until removes what etcd has below a key and returns what it has there.
+	// until advances to key and reports all keys before it to fn as surplus. It returns the
+	// pair of key, or nil if etcd does not have it. The key "" stands for the end.
 	until := func(key string) (*mvccpb.KeyValue, error) {
 		for {
 			kv, err := have.peek(ctx)
