@@ -10,10 +10,9 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// BenchmarkMirrorRate writes changes of 20,000 workloads, a hundred per log entry,
-// into one etcd that syncs its log, as fast as it goes. It reports changed
-// workload records per second (so many workloads that few changes fall together;
-// the event of each comes on top) and written keys per second.
+// BenchmarkMirrorRate changes 20,000 workloads, 100 per log entry, as fast as etcd accepts
+// the writes. etcd syncs its log to disk. The benchmark reports changed workloads per
+// second and written keys per second. Every change also writes an event.
 func BenchmarkMirrorRate(b *testing.B) {
 	e := startEtcd(b, currentEtcd(b), safe)
 	c := newCluster(b, "c1")
@@ -24,7 +23,7 @@ func BenchmarkMirrorRate(b *testing.B) {
 		list = append(list, put(name(i)))
 	}
 	c.do(list...)
-	for i := range 20 { // so many hosts as are needed
+	for i := range 20 { // enough nodes for all workloads
 		c.do(register(fmt.Sprintf("n%02d", i)))
 	}
 	list = nil
@@ -46,7 +45,7 @@ func BenchmarkMirrorRate(b *testing.B) {
 		}
 		c.do(list...)
 		changes += 100
-		// No further ahead than the feed remembers.
+		// Keep the lag within the length of the change feed.
 		for r.Stats().LagIndex > 20 {
 			time.Sleep(time.Millisecond)
 		}
@@ -61,8 +60,7 @@ func BenchmarkMirrorRate(b *testing.B) {
 	}
 }
 
-// BenchmarkMirrorLag changes a record each millisecond and reports the largest
-// lag that was seen.
+// BenchmarkMirrorLag changes one record per millisecond and reports the largest lag.
 func BenchmarkMirrorLag(b *testing.B) {
 	e := startEtcd(b, currentEtcd(b), safe)
 	c := newCluster(b, "c1")
@@ -81,7 +79,7 @@ func BenchmarkMirrorLag(b *testing.B) {
 	b.ReportMetric(float64(worst.Milliseconds()), "worst-lag-ms")
 }
 
-// BenchmarkFullComparison compares 20,000 workloads with an etcd that holds them.
+// BenchmarkFullComparison compares 20,000 workloads with an etcd that already holds them.
 func BenchmarkFullComparison(b *testing.B) {
 	e := startEtcd(b, currentEtcd(b), safe)
 	c := newCluster(b, "c1")
@@ -104,7 +102,7 @@ func BenchmarkFullComparison(b *testing.B) {
 
 func name(i int) string { return fmt.Sprintf("w%05d", i) }
 
-// awaitIndex waits until everything is in etcd, without comparing it.
+// awaitIndex waits until the mirror reports the current index. It does not compare keys.
 func (r *run) awaitIndex() {
 	r.t.Helper()
 	index := r.c.st.View().Info().Index

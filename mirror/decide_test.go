@@ -7,8 +7,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// TestDecide is the table of DESIGN, decisions 11 and 12, for a leader of epoch
-// 1000/5 of cluster c1 at index 100.
+// decide returns the specified action for each content of etcd. The leader of cluster c1
+// has epoch 1000/5 and index 100.
 func TestDecide(t *testing.T) {
 	at := func(incarnation, term, index uint64, change ...func(*cursor)) cursor {
 		c := cursor{
@@ -34,37 +34,37 @@ func TestDecide(t *testing.T) {
 		want action
 		err  error
 	}{
-		{"nothing there, never attached: filled", found{}, whole, actFill, nil},
-		{"nothing there, never attached, a virgin state: filled", found{}, empty, actFill, nil},
-		{"nothing there, attached before: emptied", found{}, attached, actRefuse, ErrEmptied},
-		{"only the owner is left, attached before: emptied", found{owner: ours}, attached, actRefuse, ErrEmptied},
-		{"a first fill that wrote only the owner: filled", found{owner: ours}, whole, actFill, nil},
-		{"data of unknown origin", found{data: true}, whole, actRefuse, ErrForeignData},
-		{"data of unknown origin and a virgin state", found{data: true}, empty, actRefuse, ErrForeignData},
-		{"data of unknown origin although attached before", found{data: true}, attached, actRefuse, ErrForeignData},
-		{"data that the owner key says is ours", found{owner: ours, data: true}, attached, actCompare, nil},
-		{"such data and a virgin state", found{owner: ours, data: true}, emptyAttached, actRefuse, ErrForeignData},
-		{"another cluster's", found{owner: theirs, data: true, cursor: at(1000, 4, 90)}, attached, actRefuse, ErrForeignData},
-		{"another cluster's although empty", found{owner: theirs}, whole, actRefuse, ErrForeignData},
-		{"an owner that cannot be read", found{owner: owner{raw: "?"}, ownerErr: errors.New("odd")}, whole, actRefuse, ErrForeignData},
+		{"etcd is empty and was never attached: fill", found{}, whole, actFill, nil},
+		{"etcd is empty and was never attached, the state is empty: fill", found{}, empty, actFill, nil},
+		{"etcd is empty and was attached before: emptied", found{}, attached, actRefuse, ErrEmptied},
+		{"etcd has only the owner key and was attached before: emptied", found{owner: ours}, attached, actRefuse, ErrEmptied},
+		{"the first fill wrote only the owner key: fill", found{owner: ours}, whole, actFill, nil},
+		{"data without owner", found{data: true}, whole, actRefuse, ErrForeignData},
+		{"data without owner, the state is empty", found{data: true}, empty, actRefuse, ErrForeignData},
+		{"data without owner, attached before", found{data: true}, attached, actRefuse, ErrForeignData},
+		{"data and owner key of this cluster, no cursor", found{owner: ours, data: true}, attached, actCompare, nil},
+		{"data and owner key of this cluster, no cursor, the state is empty", found{owner: ours, data: true}, emptyAttached, actRefuse, ErrForeignData},
+		{"data and owner key of another cluster", found{owner: theirs, data: true, cursor: at(1000, 4, 90)}, attached, actRefuse, ErrForeignData},
+		{"no data, owner key of another cluster", found{owner: theirs}, whole, actRefuse, ErrForeignData},
+		{"an unreadable owner key", found{owner: owner{raw: "?"}, ownerErr: errors.New("odd")}, whole, actRefuse, ErrForeignData},
 
-		{"a former leader's", found{owner: ours, data: true, cursor: at(1000, 4, 90)}, attached, actResume, nil},
-		{"our own", found{owner: ours, data: true, cursor: at(1000, 5, 90)}, attached, actResume, nil},
-		{"our own, half a batch written", found{owner: ours, data: true, cursor: at(1000, 5, 90, func(c *cursor) { c.Upto = 95 })}, attached, actResume, nil},
-		{"at our index with our digest", found{owner: ours, cursor: at(1000, 4, 100)}, attached, actResume, nil},
-		{"at our index with another digest", found{owner: ours, cursor: at(1000, 4, 100, func(c *cursor) { c.Digest = digestText(8) })}, attached, actCompare, nil},
-		{"ahead of us", found{owner: ours, cursor: at(1000, 4, 101)}, attached, actCompare, nil},
-		{"not the one that this stint wrote last", found{owner: ours, cursor: at(1000, 5, 90)}, with(func(s *standing) { s.attached, s.mismatch = true, true }), actCompare, nil},
-		{"not complete", found{owner: ours, cursor: at(1000, 4, 0, func(c *cursor) { c.Complete = false })}, whole, actCompare, nil},
-		{"of another layout", found{owner: ours, cursor: at(1000, 4, 90, func(c *cursor) { c.Layout = LayoutBoth })}, attached, actCompare, nil},
-		{"of another shape", found{owner: ours, cursor: at(1000, 4, 90, func(c *cursor) { c.Shape = "12345678" })}, attached, actCompare, nil},
-		{"of another format", found{owner: ours, cursor: at(1000, 4, 90, func(c *cursor) { c.Format++ })}, attached, actCompare, nil},
-		{"of a former incarnation", found{owner: ours, data: true, cursor: at(999, 9, 90)}, attached, actCompare, nil},
-		{"of a former incarnation, and a virgin state", found{owner: ours, data: true, cursor: at(999, 9, 90)}, empty, actRefuse, ErrForeignData},
+		{"cursor of an earlier term", found{owner: ours, data: true, cursor: at(1000, 4, 90)}, attached, actResume, nil},
+		{"cursor of this term", found{owner: ours, data: true, cursor: at(1000, 5, 90)}, attached, actResume, nil},
+		{"cursor of this term with part of a batch written", found{owner: ours, data: true, cursor: at(1000, 5, 90, func(c *cursor) { c.Upto = 95 })}, attached, actResume, nil},
+		{"cursor with the same index and digest", found{owner: ours, cursor: at(1000, 4, 100)}, attached, actResume, nil},
+		{"cursor with the same index and another digest", found{owner: ours, cursor: at(1000, 4, 100, func(c *cursor) { c.Digest = digestText(8) })}, attached, actCompare, nil},
+		{"cursor with a higher index", found{owner: ours, cursor: at(1000, 4, 101)}, attached, actCompare, nil},
+		{"cursor that this leadership term did not write", found{owner: ours, cursor: at(1000, 5, 90)}, with(func(s *standing) { s.attached, s.mismatch = true, true }), actCompare, nil},
+		{"cursor that is not complete", found{owner: ours, cursor: at(1000, 4, 0, func(c *cursor) { c.Complete = false })}, whole, actCompare, nil},
+		{"cursor of another layout", found{owner: ours, cursor: at(1000, 4, 90, func(c *cursor) { c.Layout = LayoutBoth })}, attached, actCompare, nil},
+		{"cursor of another shape", found{owner: ours, cursor: at(1000, 4, 90, func(c *cursor) { c.Shape = "12345678" })}, attached, actCompare, nil},
+		{"cursor of another format", found{owner: ours, cursor: at(1000, 4, 90, func(c *cursor) { c.Format++ })}, attached, actCompare, nil},
+		{"cursor of an earlier incarnation", found{owner: ours, data: true, cursor: at(999, 9, 90)}, attached, actCompare, nil},
+		{"cursor of an earlier incarnation, the state is empty", found{owner: ours, data: true, cursor: at(999, 9, 90)}, empty, actRefuse, ErrForeignData},
 		{"all workloads were deleted in this incarnation", found{owner: ours, data: true, cursor: at(1000, 4, 90)}, emptyAttached, actResume, nil},
-		{"unreadable", found{owner: ours, data: true, cursor: cursor{raw: "?"}, unreadable: true}, attached, actCompare, nil},
-		{"of a later term", found{owner: ours, data: true, cursor: at(1000, 6, 110)}, attached, actRefuse, ErrDeposed},
-		{"of a later incarnation", found{owner: ours, data: true, cursor: at(1001, 1, 10)}, attached, actRefuse, ErrDeposed},
+		{"unreadable cursor", found{owner: ours, data: true, cursor: cursor{raw: "?"}, unreadable: true}, attached, actCompare, nil},
+		{"cursor of a later term", found{owner: ours, data: true, cursor: at(1000, 6, 110)}, attached, actRefuse, ErrDeposed},
+		{"cursor of a later incarnation", found{owner: ours, data: true, cursor: at(1001, 1, 10)}, attached, actRefuse, ErrDeposed},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := decide(tt.f, tt.s)
@@ -75,7 +75,7 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// TestModeFor is the mirror's part of fsm/DESIGN.md.
+// ModeFor follows the rules of fsm/DESIGN.md for the mirror.
 func TestModeFor(t *testing.T) {
 	none, required, attached, virgin := Facts{}, Facts{Required: true}, Facts{Attached: true}, Facts{Empty: true}
 	for _, tt := range []struct {
@@ -84,19 +84,19 @@ func TestModeFor(t *testing.T) {
 		f     Facts
 		want  fsm.Mode
 	}{
-		{"nothing is known yet", Starting, required, ""},
+		{"the mirror is starting", Starting, required, ""},
 		{"healthy", Healthy, required, fsm.ModeNormal},
-		{"unset endpoints, never attached: absence changes nothing", Unreachable, none, fsm.ModeNormal},
-		{"unset endpoints, never attached, failing", Failing, none, fsm.ModeNormal},
-		{"set endpoints: absence degrades from the first boot", Unreachable, required, fsm.ModeDegraded},
-		{"set endpoints, failing", Failing, required, fsm.ModeDegraded},
-		{"attached: absence degrades", Unreachable, attached, fsm.ModeDegraded},
-		{"attached, failing", Failing, attached, fsm.ModeDegraded},
+		{"endpoints unset, never attached: unreachable does not change the mode", Unreachable, none, fsm.ModeNormal},
+		{"endpoints unset, never attached: failing does not change the mode", Failing, none, fsm.ModeNormal},
+		{"endpoints set: unreachable means degraded from the first boot", Unreachable, required, fsm.ModeDegraded},
+		{"endpoints set: failing means degraded", Failing, required, fsm.ModeDegraded},
+		{"attached: unreachable means degraded", Unreachable, attached, fsm.ModeDegraded},
+		{"attached: failing means degraded", Failing, attached, fsm.ModeDegraded},
 		{"emptied", Emptied, attached, fsm.ModeRecovery},
-		{"data and a virgin state", Foreign, virgin, fsm.ModeRecovery},
-		{"foreign data where a mirror was asked for", Foreign, required, fsm.ModeRecovery},
-		{"foreign data where it was", Foreign, attached, fsm.ModeRecovery},
-		{"foreign data at the default address of a cluster at work", Foreign, none, fsm.ModeNormal},
+		{"foreign data and an empty state", Foreign, virgin, fsm.ModeRecovery},
+		{"foreign data, endpoints set", Foreign, required, fsm.ModeRecovery},
+		{"foreign data, attached", Foreign, attached, fsm.ModeRecovery},
+		{"foreign data, endpoints unset, never attached, the state has workloads", Foreign, none, fsm.ModeNormal},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, _, ok := ModeFor(Health{State: tt.state, Reason: "why"}, tt.f)

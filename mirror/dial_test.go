@@ -22,8 +22,8 @@ import (
 	"github.com/persys/compute/mirror/mirrortest"
 )
 
-// TestCredentials: with a role that covers the prefix the mirror works, with a
-// wrong password it fails and says so.
+// The mirror works with a role that covers its prefix. With a wrong password it is
+// unreachable and reports the failed authentication.
 func TestCredentials(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -56,15 +56,15 @@ func TestCredentials(t *testing.T) {
 	}
 	defer right.Close()
 	r = c.start(right, o)
-	e.client = right // it looks into the same keys
+	e.client = right // read the same keys with the same user
 	r.awaitEqual(e)
 	r.awaitState(Healthy)
 	c.do(put("web-2"))
 	r.awaitEqual(e)
 }
 
-// TestTLS: a server that asks for certificates.
-func TestTLS(t *testing.T) {
+// The mirror works with a server that requires client certificates, and fails without one.
+func TestTLSWithClientCertificates(t *testing.T) {
 	dir := t.TempDir()
 	pool, pair := certificates(t, dir)
 	e := &etcd{t: t, binary: currentEtcd(t), dir: filepath.Join(dir, "data"), peer: "http://" + freeAddress(t), url: "https://" + freeAddress(t), args: []string{
@@ -90,9 +90,9 @@ func TestTLS(t *testing.T) {
 	r.awaitState(Unreachable)
 }
 
-// TestAuthTurnedOnUnderWay: the connection is from before there were users, and
-// shows a certificate, whose name etcd takes for the user's.
-func TestAuthTurnedOnUnderWay(t *testing.T) {
+// The mirror logs in again when authentication is enabled while it is connected. Without a
+// login, etcd takes the common name of the client certificate as the user.
+func TestAuthEnabledWhileConnected(t *testing.T) {
 	dir := t.TempDir()
 	pool, pair := certificates(t, dir)
 	e := &etcd{t: t, binary: currentEtcd(t), dir: filepath.Join(dir, "data"), peer: "http://" + freeAddress(t), url: "https://" + freeAddress(t), args: []string{
@@ -133,7 +133,7 @@ func TestAuthTurnedOnUnderWay(t *testing.T) {
 	r.awaitState(Healthy)
 }
 
-// certificates writes one self-signed certificate that is its own authority.
+// certificates writes a self-signed certificate and its key. The certificate is also the CA.
 func certificates(t *testing.T, dir string) (*x509.CertPool, tls.Certificate) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -170,7 +170,7 @@ func certificates(t *testing.T, dir string) (*x509.CertPool, tls.Certificate) {
 	return pool, pair
 }
 
-func TestDialRefuses(t *testing.T) {
+func TestDialRefusesIncompleteEndpoints(t *testing.T) {
 	for name, e := range map[string]Endpoint{
 		"no address":             {},
 		"a name and no password": {Addresses: []string{"127.0.0.1:1"}, Username: "persys"},
@@ -182,7 +182,7 @@ func TestDialRefuses(t *testing.T) {
 	}
 }
 
-// TestDialNeedsNoServer: credentials are presented once there is somebody.
+// Dial succeeds without a server. The first call returns the connection error.
 func TestDialNeedsNoServer(t *testing.T) {
 	c, err := Dial(Endpoint{Addresses: []string{freeAddress(t)}, Username: "persys", Password: "secret"})
 	if err != nil {
@@ -201,8 +201,8 @@ func TestDialNeedsNoServer(t *testing.T) {
 	}
 }
 
-// TestACallDuringCloseLosesNoConnection: who comes between the two halves of Close.
-func TestACallDuringCloseLosesNoConnection(t *testing.T) {
+// A call during Close does not leave the connection open.
+func TestCallDuringCloseLeavesNoConnection(t *testing.T) {
 	c, err := Dial(Endpoint{Addresses: []string{freeAddress(t)}})
 	if err != nil {
 		t.Fatal(err)

@@ -20,13 +20,13 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// debianEtcd is the older of the two versions that the mirror is tested against, 3.4.
+// debianEtcd is Debian's etcd 3.4, the older of the two tested versions.
 const debianEtcd = "/usr/bin/etcd"
 
-// safe makes a server sync its log to disk, which only benchmarks care for.
+// safe makes etcd sync its log to disk. Benchmarks use it.
 const safe = "--unsafe-no-fsync=false"
 
-// currentEtcd is the path of the current version, built from tools/etcd.
+// currentEtcd returns the path of the current etcd version, built from tools/etcd.
 func currentEtcd(t testing.TB) string {
 	t.Helper()
 	path, err := testbed.Server(t.Context(), "etcd")
@@ -41,7 +41,7 @@ func debian(t testing.TB) string {
 	return debianEtcd
 }
 
-// etcd is a server under test, one member.
+// etcd is a single-member etcd server for tests.
 type etcd struct {
 	t      testing.TB
 	binary string
@@ -54,7 +54,7 @@ type etcd struct {
 	client *Client
 }
 
-// startEtcd runs a server until the test ends; args are added to its own.
+// startEtcd runs a server until the test ends. args are added to its command line.
 func startEtcd(t testing.TB, binary string, args ...string) *etcd {
 	t.Helper()
 	e := &etcd{t: t, binary: binary, dir: filepath.Join(t.TempDir(), "data"), url: "http://" + freeAddress(t), peer: "http://" + freeAddress(t), args: args}
@@ -76,7 +76,7 @@ func freeAddress(t testing.TB) string {
 	return l.Addr().String()
 }
 
-// dial makes a client that is closed with the test.
+// dial returns a client that is closed when the test ends.
 func (e *etcd) dial() *Client {
 	e.t.Helper()
 	c, err := Dial(Endpoint{Addresses: []string{e.url}, TLS: e.tls})
@@ -87,7 +87,7 @@ func (e *etcd) dial() *Client {
 	return c
 }
 
-// admin is the library's client, for what operators do.
+// admin returns the clientv3 client, for operations that Client does not have.
 func (e *etcd) admin() *clientv3.Client {
 	e.t.Helper()
 	ctx, cancel := context.WithTimeout(e.t.Context(), 5*time.Second)
@@ -99,7 +99,7 @@ func (e *etcd) admin() *clientv3.Client {
 	return c
 }
 
-// start runs the server on its folder and waits until it answers.
+// start runs the server on its data directory and waits until it answers.
 func (e *etcd) start() {
 	e.t.Helper()
 	args := append([]string{
@@ -145,7 +145,7 @@ func (e *etcd) signal(s syscall.Signal) {
 	}
 }
 
-// copyTo keeps the server's folder as it is now; the server is stopped for it.
+// copyTo copies the data directory. It stops the server during the copy.
 func (e *etcd) copyTo(dir string) {
 	e.t.Helper()
 	e.kill()
@@ -153,7 +153,7 @@ func (e *etcd) copyTo(dir string) {
 	e.start()
 }
 
-// replaceBy makes the server go on from an older folder; "" = from nothing.
+// replaceBy restarts the server with another data directory; "": an empty one.
 func (e *etcd) replaceBy(dir string) {
 	e.t.Helper()
 	e.kill()
@@ -190,7 +190,7 @@ func copyDir(t testing.TB, from, to string) {
 	}
 }
 
-// contents is everything below a prefix.
+// contents returns all keys and values with a prefix.
 func (e *etcd) contents(prefix string) (map[string]string, error) {
 	ctx, cancel := context.WithTimeout(e.t.Context(), 5*time.Second)
 	defer cancel()
@@ -232,7 +232,7 @@ func (e *etcd) value(key string) string {
 	return all[key]
 }
 
-// differ says in which keys two sets of keys differ, "" if in none.
+// differ describes the first five differences between two sets of keys; "": they are equal.
 func differ(want, got map[string]string) string {
 	var b strings.Builder
 	n := 0

@@ -8,7 +8,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// endpoints are extra keys: each node's endpoint under /where/nodes/.
+// endpoints implements Extra. It writes the endpoint of each node under /where/nodes/.
 type endpoints struct{}
 
 func (endpoints) Dirs() []string { return []string{"/where/nodes/"} }
@@ -36,9 +36,9 @@ func (endpoints) of(v fsm.View, id string) KV {
 	return kv
 }
 
-// TestExtraKeys: they come with their records, go with them, are written into a
-// mirror that had none, and what others keep next to them stays.
-func TestExtraKeys(t *testing.T) {
+// Extra keys follow the records of their nodes. They are added to a mirror that had none,
+// and keys beside their directories are not removed.
+func TestExtraKeysFollowTheState(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	c := newCluster(t, "c1")
 	o := quick
@@ -103,7 +103,7 @@ type inDirs struct {
 
 func (d inDirs) Dirs() []string { return d.dirs }
 
-func TestExtraKeysTakeNothingOver(t *testing.T) {
+func TestExtraDirectoriesMustNotOverlap(t *testing.T) {
 	for _, tt := range []struct {
 		dirs []string
 		err  string

@@ -18,7 +18,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// mirrored is a cluster whose state is in etcd.
+// mirrored returns a cluster whose state is completely in etcd.
 func mirrored(t *testing.T, e *etcd, o Options) (*cluster, *run) {
 	c := newCluster(t, "c1")
 	c.do(register("a"), register("b"))
@@ -32,7 +32,7 @@ func mirrored(t *testing.T, e *etcd, o Options) (*cluster, *run) {
 		t.Fatal("the full mirror was not recorded as attached")
 	}
 	testbed.Within(t, testbed.Patience, "the mirror has nothing left to do", func() error {
-		if n := r.Stats().Transactions; n < 3 { // claimed, compared, trimmed
+		if n := r.Stats().Transactions; n < 3 { // claim, comparison, trim
 			return fmt.Errorf("%d transactions", n)
 		}
 		return nil
@@ -69,8 +69,9 @@ func TestEtcdStopped(t *testing.T) {
 	})
 }
 
-// TestEtcdStoppedAndTheLeaderToo: the successor brings what both missed.
-func TestEtcdStoppedAndTheLeaderToo(t *testing.T) {
+// A new leader writes the changes that were made while etcd was down and the old leader
+// stopped.
+func TestEtcdAndLeaderStopped(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	c, r := mirrored(t, e, quick)
 	e.kill()
@@ -85,7 +86,7 @@ func TestEtcdStoppedAndTheLeaderToo(t *testing.T) {
 	r.awaitState(Healthy)
 }
 
-// TestEtcdHangs: a server that takes connections and answers nothing.
+// The mirror is unreachable while etcd hangs, and recovers afterwards.
 func TestEtcdHangs(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	c, r := mirrored(t, e, quick)
@@ -97,8 +98,9 @@ func TestEtcdHangs(t *testing.T) {
 	r.awaitState(Healthy)
 }
 
-// TestOneFailedProbeIsNoOutage and neither is one that succeeds the end of one.
-func TestOneFailedProbeIsNoOutage(t *testing.T) {
+// One failed probe does not make the mirror unreachable, and one successful probe does not
+// make it healthy.
+func TestStateChangesAfterTwoProbes(t *testing.T) {
 	now := time.Unix(0, 0)
 	j := newJudge(func() time.Time { now = now.Add(time.Second); return now })
 	down := errors.New("down")
@@ -113,14 +115,14 @@ func TestOneFailedProbeIsNoOutage(t *testing.T) {
 		{func() bool { return j.probed(down) }, Healthy},
 		{func() bool { return j.probed(down) }, Unreachable},
 		{func() bool { return j.failed(down) }, Unreachable},
-		{func() bool { return j.probed(nil) }, Failing}, // it answers; whether it takes writes is not known
+		{func() bool { return j.probed(nil) }, Failing}, // etcd answers, but no write has succeeded yet
 		{j.caughtUp, Failing},                           // one probe is not enough
 		{func() bool { return j.probed(nil) }, Healthy},
 		{func() bool { return j.found(ErrEmptied) }, Emptied},
 		{func() bool { return j.probed(nil) }, Emptied},
 		{func() bool { return j.probed(down) }, Emptied},
 		{func() bool { return j.probed(down) }, Unreachable},
-		{func() bool { return j.probed(nil) }, Emptied}, // as far as is known
+		{func() bool { return j.probed(nil) }, Emptied}, // the last known contents of etcd
 		{func() bool { return j.found(fmt.Errorf("%w: c2", ErrForeignData)) }, Foreign},
 		{j.caughtUp, Healthy},
 		{func() bool { return j.failed(down) }, Failing},
@@ -129,7 +131,7 @@ func TestOneFailedProbeIsNoOutage(t *testing.T) {
 		{func() bool { return j.probed(down) }, Healthy},
 		{func() bool { return j.probed(down) }, Unreachable},
 		{func() bool { return j.failed(context.DeadlineExceeded) }, Unreachable},
-		{func() bool { return j.probed(nil) }, Unreachable}, // that write failed because it was away
+		{func() bool { return j.probed(nil) }, Unreachable}, // the write failed because etcd was unreachable
 		{func() bool { return j.probed(nil) }, Unreachable},
 		{j.caughtUp, Healthy},
 	} {
@@ -144,7 +146,7 @@ func TestOneFailedProbeIsNoOutage(t *testing.T) {
 	}
 }
 
-// TestNoSpace: an etcd that is full fails, and is back when it has room.
+// The mirror is failing while etcd is out of space, and healthy again after space was freed.
 func TestNoSpace(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -170,7 +172,7 @@ func TestNoSpace(t *testing.T) {
 	}
 }
 
-// fill writes until the server raises its alarm.
+// fill writes until etcd raises the NOSPACE alarm.
 func (e *etcd) fill() {
 	e.t.Helper()
 	ctx, cancel := context.WithTimeout(e.t.Context(), 20*time.Second)
@@ -187,7 +189,7 @@ func (e *etcd) fill() {
 	e.t.Fatal("the server took everything")
 }
 
-// makeRoom does what an operator does: remove, compact, defragment, disarm.
+// makeRoom frees space as an operator does: delete, compact, defragment, disarm the alarm.
 func (e *etcd) makeRoom() {
 	e.t.Helper()
 	ctx, cancel := context.WithTimeout(e.t.Context(), 20*time.Second)
@@ -207,7 +209,7 @@ func (e *etcd) makeRoom() {
 	}
 }
 
-// TestEtcdWiped: back but empty is recovery, and Restore is the way out.
+// An etcd that was attached and is empty now is not written until Restore is called.
 func TestEtcdWiped(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -244,11 +246,11 @@ func TestEtcdWiped(t *testing.T) {
 	}
 }
 
-// TestEtcdRestoredFromAnOlderSnapshot is put right without a word.
+// The mirror repairs an etcd that was restored from an older backup without an operator.
 func TestEtcdRestoredFromAnOlderSnapshot(t *testing.T) {
 	for _, tt := range []struct {
 		name string
-		kill bool // the leader, too
+		kill bool // also stop the leader
 	}{{"under the same leader", false}, {"and the leader was killed", true}} {
 		t.Run(tt.name, func(t *testing.T) {
 			e := startEtcd(t, currentEtcd(t))
@@ -271,8 +273,8 @@ func TestEtcdRestoredFromAnOlderSnapshot(t *testing.T) {
 	}
 }
 
-// TestEtcdThatWasNeverAttached: empty is filled in normal mode, data is not touched.
-func TestEtcdThatWasNeverAttached(t *testing.T) {
+// An etcd that was never attached is filled if it is empty and refused if it holds data.
+func TestEtcdNeverAttached(t *testing.T) {
 	t.Run("empty", func(t *testing.T) {
 		e := startEtcd(t, currentEtcd(t))
 		_, r := mirrored(t, e, quick)
@@ -299,7 +301,7 @@ func TestEtcdThatWasNeverAttached(t *testing.T) {
 	}
 }
 
-// TestRestoreNeedsTheWriter: only the replica that runs Run can.
+// Restore fails on a replica that does not run Run.
 func TestRestoreNeedsTheWriter(t *testing.T) {
 	c := newCluster(t, "c1")
 	m, err := New(quick, Deps{Store: c.st, Etcd: clientv3.NewKVFromKVClient(nil, nil), Attachment: c, Confirm: func(context.Context) error { return nil }, Log: discard()})
@@ -311,7 +313,7 @@ func TestRestoreNeedsTheWriter(t *testing.T) {
 	}
 }
 
-// hung is an etcd that answers nothing.
+// hung is an etcd client whose calls block until their deadline.
 type hung struct{ Etcd }
 
 type hungTxn struct {
@@ -330,14 +332,14 @@ func (x hungTxn) Then(...clientv3.Op) clientv3.Txn       { return x }
 func (x hungTxn) Else(...clientv3.Op) clientv3.Txn       { return x }
 func (x hungTxn) Commit() (*clientv3.TxnResponse, error) { <-x.ctx.Done(); return nil, x.ctx.Err() }
 
-// TestRestoreEndsWithTheStint: nobody waits for a replica that no longer leads.
-func TestRestoreEndsWithTheStint(t *testing.T) {
+// Restore returns an error when the leadership term ends.
+func TestRestoreEndsWithTheLeadershipTerm(t *testing.T) {
 	o := quick
 	o.ProbeEvery = time.Hour
 	for _, tt := range []struct {
 		name string
 		wait time.Duration
-	}{{"before a session took it", 0}, {"in the session that it began", o.WriteBound + 2*o.CallLimit}} {
+	}{{"before a session took it", 0}, {"during its session", o.WriteBound + 2*o.CallLimit}} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)

@@ -13,15 +13,14 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// gate holds back transactions, as a pause of the process does, and can lose
-// their answers.
+// gate delays transactions, as a paused process does, and can drop their responses.
 type gate struct {
 	Etcd
-	hold    atomic.Pointer[chan struct{}] // transactions wait until it is closed
-	held    chan struct{}                 // gets a value when one waits
-	lose    atomic.Int64                  // how many answers to lose
+	hold    atomic.Pointer[chan struct{}] // if set, transactions wait until the channel is closed
+	held    chan struct{}                 // receives a value when a transaction waits
+	lose    atomic.Int64                  // number of responses to drop
 	limited atomic.Bool
-	allow   atomic.Int64 // with limited: how many transactions still pass
+	allow   atomic.Int64 // number of transactions that may pass if limited is set
 	dropped atomic.Int64
 }
 
@@ -62,14 +61,14 @@ func (x *gatedTxn) Commit() (*clientv3.TxnResponse, error) {
 	return r, err
 }
 
-// TestDeposedWriterWritesNothing: a leader that slept through an election with a
-// transaction ready to go, and that still believes that it leads.
+// A deposed leader with a delayed transaction writes nothing, although it believes that it
+// still leads.
 func TestDeposedWriterWritesNothing(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	c := newCluster(t, "c1")
 	c.do(register("a"), put("web"))
 	o := quick
-	o.CallLimit = 10 * quick.CallLimit // the held transaction must not run out of time by itself
+	o.CallLimit = 10 * quick.CallLimit // the delayed transaction must not time out
 	g := &gate{Etcd: e.client, held: make(chan struct{}, 10)}
 	sleeper := c.start(g, o)
 	sleeper.awaitEqual(e)
@@ -84,7 +83,7 @@ func TestDeposedWriterWritesNothing(t *testing.T) {
 	successor.do(remove("of-the-old-stint", true), put("of-the-new-stint"))
 	r := successor.start(e.client, quick)
 	r.awaitEqual(e)
-	r.stop() // what it trims once all is written is no write of the sleeper's
+	r.stop() // stop the successor, so that its later writes do not count as writes of the deposed leader
 	before, err := e.contents("/")
 	if err != nil {
 		t.Fatal(err)
@@ -109,9 +108,8 @@ func TestDeposedWriterWritesNothing(t *testing.T) {
 	successor.start(e.client, quick).awaitEqual(e)
 }
 
-// TestNothingIsTakenOverUnconfirmed: a leader that cannot prove that it leads
-// does not touch the cursor.
-func TestNothingIsTakenOverUnconfirmed(t *testing.T) {
+// A leader that cannot confirm its leadership does not write the cursor.
+func TestUnconfirmedLeaderDoesNotWrite(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	c := newCluster(t, "c1")
 	c.do(put("web"))
@@ -137,8 +135,8 @@ func TestNothingIsTakenOverUnconfirmed(t *testing.T) {
 	}
 }
 
-// TestLostAnswers: transactions that took effect although their answer never came.
-func TestLostAnswers(t *testing.T) {
+// The mirror stays correct when transactions take effect but their responses are lost.
+func TestLostResponses(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	c := newCluster(t, "c1")
 	g := &gate{Etcd: e.client}
@@ -148,8 +146,8 @@ func TestLostAnswers(t *testing.T) {
 		g.lose.Store(int64(1 + i%2))
 		c.do(put(fmt.Sprintf("w%d", i)))
 		r.awaitEqual(e)
-		// What took effect is there before its writer has heard so; the next change would
-		// go with the repetition.
+		// A transaction takes effect before the writer gets a response. Wait for the response;
+		// otherwise the next change would be sent with the retry.
 		testbed.Within(t, testbed.Patience, "the writer hears of it", func() error {
 			if heard, at := r.Stats().Index, c.st.View().Info().Index; heard < at {
 				return fmt.Errorf("of %d, the state is at %d", heard, at)
@@ -162,10 +160,10 @@ func TestLostAnswers(t *testing.T) {
 	}
 }
 
-// TestALostBatchIsNotMistaken: a leader dies between two transactions of one
-// batch. Its successor gets the same changes and their undoing as one batch, in
-// which the retry looks unchanged; what etcd holds of it is not what it was.
-func TestALostBatchIsNotMistaken(t *testing.T) {
+// A leader stops between two transactions of a batch, and the next entry reverts the change
+// of the first one. The successor reads both entries as one batch, in which the retry record
+// is unchanged. It must write the record anyway.
+func TestSuccessorRepairsHalfWrittenBatch(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	c := newCluster(t, "c1")
 	c.do(register("a"), put("web"))
@@ -195,7 +193,7 @@ func TestALostBatchIsNotMistaken(t *testing.T) {
 		t.Fatalf("the first transaction did not hold the retry: %s", half)
 	}
 
-	c.do(c.says("web", "Running", "")) // success takes the attempts back
+	c.do(c.says("web", "Running", "")) // success resets the attempts
 	c.term++
 	r = c.start(e.client, quick)
 	r.awaitEqual(e)

@@ -8,8 +8,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// FuzzImport: an etcd may hold whatever somebody wrote into it. What cannot be taken
-// is a problem that is told, and what is taken is a state that holds together.
+// An import of arbitrary records returns a consistent state. Records that cannot be imported
+// are returned as Problems.
 func FuzzImport(f *testing.F) {
 	whole := `{"id":"web","type":"docker-container","image":"nginx","status":"Running","assignedNode":"n1","metadata":{"created_at":"2026-01-02T03:04:05Z","failureObservedAt":"x"},"retry":{"attempts":-1,"maxAttempts":9},"createdAt":"2026-01-02 03:04:05"}`
 	own := `{"id":"web","type":"container","status":"Deleting","nodeId":"n1","persys":{"spec":"AAAA","content":"c1:x","demand":{"cpuMillicores":1,"ports":[{"port":80,"protocol":"tcp"}]}}}`
@@ -42,7 +42,7 @@ func FuzzImport(f *testing.F) {
 			}
 			faults := errors.Join(decodeInto(into, id, []byte(record)), decodeInto(r.statuses, id, []byte(status)), r.node("n1", []byte(node)),
 				decodeInto(r.assignments, id, []byte(status)), decodeInto(r.retries, id, []byte(record)))
-			_ = faults // they are Problems
+			_ = faults // Read returns these errors as Problems
 			read := r.finish()
 			s, problems, err := read.State(fsm.Info{ClusterID: "c1", Shard: "genesis", FeatureLevel: 1}, func(w *Workload) (*commandv1.WorkloadPut, error) {
 				if w.Image == "" {

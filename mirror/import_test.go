@@ -10,7 +10,7 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// sameRecords compares what two states look like in etcd, history apart.
+// sameRecords requires that two states have equal records in etcd, except events and drifts.
 func sameRecords(t *testing.T, got, want fsm.State, p *Projection) {
 	t.Helper()
 	records := func(s fsm.State) map[string]string {
@@ -35,10 +35,10 @@ func sameRecords(t *testing.T, got, want fsm.State, p *Projection) {
 	}
 }
 
-// here is what an import comes into.
+// here describes the cluster that imports.
 var here = fsm.Info{ClusterID: "c2", Shard: "default", FeatureLevel: fsm.FeatureLevel, Clock: noon}
 
-// plain takes every specification but one.
+// plain translates every workload except "whole".
 func plain(w *Workload) (*commandv1.WorkloadPut, error) {
 	if w.ID == "whole" {
 		return nil, errors.New("vm: is missing")
@@ -46,9 +46,8 @@ func plain(w *Workload) (*commandv1.WorkloadPut, error) {
 	return &commandv1.WorkloadPut{Id: w.ID, Content: "c1:" + w.Image, CallerRevision: w.RevisionID, Demand: &commandv1.Demand{Type: "container"}}, nil
 }
 
-// TestImportAnExistingEtcd: what the existing implementation left becomes a state
-// in which everything is where it runs.
-func TestImportAnExistingEtcd(t *testing.T) {
+// An import from legacy v1 peers gives a state with every workload on its node.
+func TestImportLegacyEtcd(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	for k, v := range existing {
 		e.put(k, v)
@@ -87,7 +86,7 @@ func TestImportAnExistingEtcd(t *testing.T) {
 	if _, ok := s.Workload("vanished"); ok {
 		t.Error("what is deleted and nowhere came back")
 	}
-	// It comes back as a backup does.
+	// The state is accepted by fsm.Restored.
 	c := newCluster(t, "c2")
 	back, err := fsm.Restored(s, c.st.State(), fsm.RestoreInfo{At: noon, By: "tester", Source: "etcd"})
 	if err != nil {
@@ -101,8 +100,8 @@ func TestImportAnExistingEtcd(t *testing.T) {
 	}
 }
 
-// TestImportRefuses names the record and the field.
-func TestImportRefuses(t *testing.T) {
+// An import reports the key and the field of every record that it cannot use.
+func TestImportReportsUnusableRecords(t *testing.T) {
 	good := Node{NodeID: "n1", AgentEndpoint: "10.0.0.1:50051", TotalCPU: 4, TotalMemory: 1024, Status: "Ready"}
 	with := func(change func(*Node)) Imported { n := good; change(&n); return Imported{Nodes: []Node{n}} }
 	for _, tt := range []struct {
@@ -113,10 +112,10 @@ func TestImportRefuses(t *testing.T) {
 		{"a node without an id", with(func(n *Node) { n.NodeID = "" }), "id"},
 		{"a node without an address", with(func(n *Node) { n.AgentEndpoint = "" }), "endpoint"},
 		{"a node without memory", with(func(n *Node) { n.TotalMemory = 0 }), "memory_mib"},
-		{"a node of countless cores", with(func(n *Node) { n.TotalCPU = 1e300 }), "cpu_millicores"},
+		{"a node with too many cores", with(func(n *Node) { n.TotalCPU = 1e300 }), "cpu_millicores"},
 		{"an id with a slash", Imported{Workloads: []Workload{{ID: "a/b"}}}, "does not match"},
-		{"one workload twice", Imported{Workloads: []Workload{{ID: "a"}, {ID: "a"}}}, "twice"},
-		{"a resource below nothing", Imported{Workloads: []Workload{{ID: "a", Own: &OwnWorkload{Content: "c1:x", Demand: OwnDemand{MemoryMiB: -1}}, Type: "container"}}}, "memory_mib"},
+		{"two workloads with the same id", Imported{Workloads: []Workload{{ID: "a"}, {ID: "a"}}}, "twice"},
+		{"a negative resource", Imported{Workloads: []Workload{{ID: "a", Own: &OwnWorkload{Content: "c1:x", Demand: OwnDemand{MemoryMiB: -1}}, Type: "container"}}}, "memory_mib"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s, problems, err := tt.in.State(here, plain)
@@ -128,7 +127,7 @@ func TestImportRefuses(t *testing.T) {
 			}
 		})
 	}
-	// What was given up and runs all the same is not given up again.
+	// A running workload with a terminal failure in its record is imported as running.
 	up := Imported{Nodes: []Node{good}, Workloads: []Workload{{ID: "a", AssignedNode: "n1", Status: "Running", Retry: Retry{Attempts: 5, MaxAttempts: 5},
 		Metadata: map[string]any{"terminal_failure_reason": "crash"}, Own: &OwnWorkload{Content: "c1:x"}, Type: "container", StatusInfo: StatusInfo{ActualState: "Running"}}}}
 	if s, problems, err := up.State(here, plain); err != nil || len(problems) > 0 {
@@ -136,7 +135,7 @@ func TestImportRefuses(t *testing.T) {
 	} else if w, _ := s.Workload("a"); w.Status != fsm.StatusRunning || w.Retry.Attempts != 5 {
 		t.Errorf("%+v", w)
 	}
-	// A node that nobody knows any more is no reason to lose what it ran.
+	// A workload on an unknown node is imported as pending.
 	s, problems, err := (&Imported{Workloads: []Workload{{ID: "a", AssignedNode: "lost", Status: "Running"}}}).State(here, plain)
 	if w, _ := s.Workload("a"); err != nil || len(problems) > 0 || w == nil || w.Node != "" || w.PreviousNode != "lost" || w.Status != fsm.StatusPending {
 		t.Errorf("%v %v %+v", err, problems, w)

@@ -48,7 +48,7 @@ const (
 // eventTime is RFC 3339 in UTC with nine decimals, so that keys sort by time.
 const eventTime = "2006-01-02T15:04:05.000000000Z"
 
-// keyspace is ETCD_PREFIX, "" or "/…" without a slash at its end.
+// keyspace is ETCD_PREFIX: "" or a path with a leading and no trailing slash.
 type keyspace string
 
 // newKeyspace checks and normalises ETCD_PREFIX.

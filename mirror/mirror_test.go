@@ -19,8 +19,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestEqualsTheStateAfterRandomCommands streams random commands while the leader
-// changes now and then, and compares etcd with the state key by key.
+// etcd equals the state, key by key, after random commands and leader changes.
 func TestEqualsTheStateAfterRandomCommands(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -30,8 +29,8 @@ func TestEqualsTheStateAfterRandomCommands(t *testing.T) {
 		{"whole records on the current etcd", currentEtcd, Options{}},
 		{"both layouts under a prefix on the current etcd", currentEtcd, Options{Layout: LayoutBoth, Prefix: "/east/one/"}},
 		{"both layouts on Debian's etcd", debian, Options{Layout: LayoutBoth}},
-		{"few events are kept", currentEtcd, Options{MaxEvents: 20}},
-		{"young events are kept", currentEtcd, Options{MaxAge: 30 * time.Second}},
+		{"at most 20 events are kept", currentEtcd, Options{MaxEvents: 20}},
+		{"events are kept for 30 seconds", currentEtcd, Options{MaxAge: 30 * time.Second}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			e := startEtcd(t, tt.binary(t))
@@ -45,7 +44,7 @@ func TestEqualsTheStateAfterRandomCommands(t *testing.T) {
 				c.random(rnd, 60)
 				r.awaitEqual(e)
 				c.random(rnd, 30)
-				r.stop() // in the midst of it
+				r.stop() // while changes are being written
 				c.term++
 				c.random(rnd, 10)
 			}
@@ -59,9 +58,9 @@ func TestEqualsTheStateAfterRandomCommands(t *testing.T) {
 	}
 }
 
-// TestWhatIsLeftOnANode follows workloads that come and go, although the node's
-// own record does not change.
-func TestWhatIsLeftOnANode(t *testing.T) {
+// The node record shows the allocation when workloads come and go, although the node itself
+// does not change.
+func TestNodeRecordFollowsAllocation(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	c := newCluster(t, "c1")
 	c.do(register("a"), put("web"))
@@ -81,8 +80,9 @@ func TestWhatIsLeftOnANode(t *testing.T) {
 	}
 }
 
-// TestADriftThatChanges is followed although it makes no event, also when its event has gone.
-func TestADriftThatChanges(t *testing.T) {
+// A change of an open drift is written without an event, also after the event of the drift
+// has expired.
+func TestChangedDriftIsWritten(t *testing.T) {
 	for _, events := range []int{1000, 1} {
 		t.Run(fmt.Sprintf("keeping %d events", events), func(t *testing.T) {
 			e := startEtcd(t, currentEtcd(t))
@@ -112,17 +112,17 @@ func TestADriftThatChanges(t *testing.T) {
 	}
 }
 
-// TestADriftThatChangesWhenNoEventIsLeft is written once, although history is trimmed in the
-// same transaction.
-func TestADriftThatChangesWhenNoEventIsLeft(t *testing.T) {
+// A changed drift with an expired event is written once in the transaction that also removes
+// old events.
+func TestChangedDriftIsWrittenOnceAfterItsEventExpired(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	c := newCluster(t, "c1")
 	c.do(register("a"))
 	c.do(setDrift("a", "ghost", fsm.DriftOrphan, true))
 	c.now += int64(8 * 24 * time.Hour)
-	c.do(register("a")) // the state's clock is that of its commands
+	c.do(register("a")) // a command advances the clock of the state
 	o := quick
-	o.ProbeEvery = time.Hour // nothing is trimmed before the drift changes, and a session that fails is not made up for
+	o.ProbeEvery = time.Hour // nothing is trimmed before the drift changes, and a failed session is not hidden by a retry
 	o.CallLimit, o.WriteBound = 10*time.Second, testbed.Patience
 	r := c.start(e.client, o)
 	r.awaitEqual(e)
@@ -133,8 +133,8 @@ func TestADriftThatChangesWhenNoEventIsLeft(t *testing.T) {
 	}
 }
 
-// TestAudit: what somebody else changed below the prefixes is put right.
-func TestAudit(t *testing.T) {
+// A full comparison repairs keys that another process changed.
+func TestAuditRepairsForeignChanges(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	c := newCluster(t, "c1")
 	c.do(register("a"), put("web"))
@@ -153,7 +153,7 @@ func TestAudit(t *testing.T) {
 	}
 }
 
-// TestResumesAfterTheCursor: a new leader writes what is new and nothing else.
+// A new leader writes only the changes after the cursor.
 func TestResumesAfterTheCursor(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	c := newCluster(t, "c1")
@@ -168,14 +168,14 @@ func TestResumesAfterTheCursor(t *testing.T) {
 	c.do(put("late"))
 	r = c.start(e.client, quick)
 	r.awaitEqual(e)
-	// The cursor alone, late's record, retry and event, and the first trim.
+	// Expected: the record, retry and event of "late", and the first trim.
 	if s := r.Stats(); s.Comparisons != 0 || s.Records > 10 {
 		t.Errorf("%d keys were written and everything compared %d times", s.Records, s.Comparisons)
 	}
 }
 
-// TestComparesWhatTheFeedForgot: a replica whose feed starts after the cursor.
-func TestComparesWhatTheFeedForgot(t *testing.T) {
+// A replica whose feed starts after the cursor does a full comparison.
+func TestComparesIfTheFeedStartsLater(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	c := newCluster(t, "c1")
 	c.do(register("a"), put("old"), put("web"))
@@ -190,8 +190,8 @@ func TestComparesWhatTheFeedForgot(t *testing.T) {
 	testbed.Until(t, "one full comparison to have ended", func() bool { return r.Stats().Comparisons == 1 })
 }
 
-// TestFeedCompactedUnderWay: a snapshot restored into the store ends the feed.
-func TestFeedCompactedUnderWay(t *testing.T) {
+// The mirror does a full comparison after a snapshot was restored into the store.
+func TestFeedEndsAtASnapshot(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	c := newCluster(t, "c1")
 	c.do(register("a"), put("web"))
@@ -207,8 +207,9 @@ func TestFeedCompactedUnderWay(t *testing.T) {
 	testbed.Until(t, "the second comparison to have ended", func() bool { return r.Stats().Comparisons == 2 })
 }
 
-// TestAnotherLayout: existing keys of the other layout go, those of this one come.
-func TestAnotherLayout(t *testing.T) {
+// After a change of layout, keys of the old layout are removed and keys of the new one are
+// written.
+func TestLayoutChange(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	c := newCluster(t, "c1")
 	c.do(register("a"), put("web"))
@@ -224,8 +225,7 @@ func TestAnotherLayout(t *testing.T) {
 	}
 }
 
-// TestTwoClustersUnderOnePrefix: the second one is refused, under a prefix of
-// its own it is welcome.
+// A second cluster is refused under the same prefix and accepted under another prefix.
 func TestTwoClustersUnderOnePrefix(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	first, second := newCluster(t, "c1"), newCluster(t, "c2")
@@ -246,7 +246,7 @@ func TestTwoClustersUnderOnePrefix(t *testing.T) {
 	first.do(put("web-2"))
 	r1.awaitEqual(e)
 
-	// An operator gives the prefix to the second one while the first still runs.
+	// An operator restores the second cluster to the prefix while the first one still runs.
 	r2.stop()
 	r2 = second.start(e.client, quick)
 	r2.awaitState(Foreign)
@@ -261,7 +261,7 @@ func TestTwoClustersUnderOnePrefix(t *testing.T) {
 	}
 }
 
-// counted is an etcd client that looks at what passes.
+// counted records the largest transactions of an etcd client.
 type counted struct {
 	Etcd
 	maxOps, maxBytes atomic.Int64
@@ -295,8 +295,8 @@ func raise(a *atomic.Int64, to int64) {
 	}
 }
 
-// TestTransactionsKeepTheLimits: many records and very large ones.
-func TestTransactionsKeepTheLimits(t *testing.T) {
+// Transactions stay within their limits with many records and with very large records.
+func TestTransactionsStayWithinLimits(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	c := newCluster(t, "c1")
 	kv := &counted{Etcd: e.client}
@@ -316,8 +316,8 @@ func TestTransactionsKeepTheLimits(t *testing.T) {
 	}
 }
 
-// TestAFieldTooLargeIsLeftOut: a record holds the sealed bytes in any case.
-func TestAFieldTooLargeIsLeftOut(t *testing.T) {
+// A record that is too large omits fields but keeps the sealed specification.
+func TestLargeFieldIsOmitted(t *testing.T) {
 	w := &fsm.Workload{ID: "big", Spec: bytes.Repeat([]byte("s"), 512<<10), Content: "c1:aa", Demand: &fsm.Demand{}, Actual: &fsm.Observation{}}
 	p := &Projection{layout: LayoutBoth, describe: func(*fsm.Workload) Fields {
 		return Fields{Image: "image", ComposeYAML: strings.Repeat("y", 512<<10)}
@@ -332,9 +332,9 @@ func TestAFieldTooLargeIsLeftOut(t *testing.T) {
 	}
 }
 
-// TestARecordFitsWhateverIsInIt: one that does not would end the mirror, and with it every
-// change to the cluster. JSON makes six bytes of some.
-func TestARecordFitsWhateverIsInIt(t *testing.T) {
+// Every record fits into a transaction, even if JSON escapes each byte as six. A record that
+// does not fit would stop the mirror.
+func TestEveryRecordFitsIntoATransaction(t *testing.T) {
 	for _, size := range []int{60 << 10, 200 << 10, 512 << 10} {
 		text := strings.Repeat("<", size)
 		command, constraints := Fields{Command: []string{text}}, []fsm.Constraint{{Key: "zone", Op: "in", Values: []string{text}}}
@@ -349,7 +349,7 @@ func TestARecordFitsWhateverIsInIt(t *testing.T) {
 					t.Errorf("%d bytes, %d constraints: %s has %d", size, len(c.demand.Constraints), kv.Key, len(kv.Value))
 				}
 			}
-			// What lacks constraints is not brought back as if it had none.
+			// An import refuses a record whose constraints were omitted.
 			if r := p.whole(w); len(r.Own.Demand.Constraints) != len(w.Demand.Constraints) {
 				if _, err := putOf(r, nil); err == nil {
 					t.Errorf("%d bytes: taken without its constraints", size)
@@ -359,14 +359,14 @@ func TestARecordFitsWhateverIsInIt(t *testing.T) {
 	}
 }
 
-// TestRevisionsAreGivenUp: history does not pile up in etcd.
-func TestRevisionsAreGivenUp(t *testing.T) {
+// Old revisions in etcd are compacted after a time and after a number of written bytes.
+func TestRevisionsAreCompacted(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		tune func(*Options)
 	}{
-		{"after a while", func(o *Options) { o.CompactEvery = 50 * time.Millisecond }},
-		{"when much was written", func(o *Options) { o.CompactBytes = 10_000 }},
+		{"after the interval", func(o *Options) { o.CompactEvery = 50 * time.Millisecond }},
+		{"after a number of written bytes", func(o *Options) { o.CompactBytes = 10_000 }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			e := startEtcd(t, currentEtcd(t))
@@ -393,21 +393,21 @@ func TestRevisionsAreGivenUp(t *testing.T) {
 	}
 }
 
-// TestRunEnds with what ended it.
-func TestRunEnds(t *testing.T) {
+// Run returns the error that ended it.
+func TestRunReturnsTheCause(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
-	t.Run("with the context", func(t *testing.T) {
+	t.Run("the context ended", func(t *testing.T) {
 		r := newCluster(t, "c1").start(e.client, Options{Prefix: "x"})
 		r.awaitState(Healthy)
 		if err := r.stop(); !errors.Is(err, context.Canceled) {
 			t.Errorf("Run returned %v", err)
 		}
-		// What was found in one stint decides nothing in the next.
+		// The health of one leadership term is not used in the next.
 		if h := r.Stats().Health; h.State != Starting {
 			t.Errorf("after its end the mirror is %s", h.State)
 		}
 	})
-	t.Run("with the store", func(t *testing.T) {
+	t.Run("the store was closed", func(t *testing.T) {
 		c := newCluster(t, "c1")
 		r := c.start(e.client, Options{Prefix: "y"})
 		r.awaitState(Healthy)
@@ -418,7 +418,7 @@ func TestRunEnds(t *testing.T) {
 			r.done <- err
 		}
 	})
-	t.Run("at once when it runs already", func(t *testing.T) {
+	t.Run("Run is already running", func(t *testing.T) {
 		r := newCluster(t, "c1").start(e.client, Options{Prefix: "z"})
 		r.awaitState(Healthy)
 		if err := r.Run(t.Context(), r.c.epoch()); !errors.Is(err, errRunning) {

@@ -10,8 +10,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// existing is what the existing implementation leaves in an etcd: split keys,
-// one workload of its former layout, random event ids.
+// existing is the content of an etcd of legacy v1 peers: split keys, one workload in the
+// older layout, random event ids.
 var existing = map[string]string{
 	"/nodes/n1": `{"nodeId":"n1","ipAddress":"10.0.0.1","username":"agent","hostname":"n1","osName":"linux","kernelVersion":"unknown","status":"Active",` +
 		`"timestamp":"2026-01-02T03:04:05Z","resources":{},"totalCpu":4,"totalMemory":8192,"availableCpu":3.5,"availableMemory":8000,"hypervisor":{"type":"","status":""},` +
@@ -34,7 +34,7 @@ var existing = map[string]string{
 	"/elsewhere/workloads/none": `{}`,
 }
 
-func TestReadAnExistingEtcd(t *testing.T) {
+func TestReadLegacyEtcd(t *testing.T) {
 	for _, prefix := range []string{"", "/under/a/prefix"} {
 		t.Run("prefix "+prefix, func(t *testing.T) {
 			e := startEtcd(t, currentEtcd(t))
@@ -81,9 +81,8 @@ func TestReadAnExistingEtcd(t *testing.T) {
 	}
 }
 
-// TestReadOurOwn: nothing of a record is lost on the way through etcd, and
-// reading it back changes nothing.
-func TestReadOurOwn(t *testing.T) {
+// Reading the mirror back gives a state with the same records.
+func TestReadOwnMirror(t *testing.T) {
 	for _, layout := range []Layout{LayoutWhole, LayoutBoth} {
 		t.Run(string(layout), func(t *testing.T) {
 			e := startEtcd(t, currentEtcd(t))
@@ -124,9 +123,8 @@ func TestReadOurOwn(t *testing.T) {
 	}
 }
 
-// TestDriftsFollowTheirEvents: the newest of a key counts, and it goes when its
-// event does.
-func TestDriftsFollowTheirEvents(t *testing.T) {
+// A drift record comes from the newest event of its key and is removed with that event.
+func TestDriftRecordComesFromTheNewestEvent(t *testing.T) {
 	p := projection(LayoutWhole)
 	event := func(seq uint64, workload, status string) *fsm.Event {
 		return &fsm.Event{
@@ -156,8 +154,8 @@ func TestDriftsFollowTheirEvents(t *testing.T) {
 	}
 }
 
-// TestOpenDriftsStay: what is open is there without its event, as it is now, and what has ended
-// is there as resolved until its event goes.
+// The record of an open drift shows its current values and needs no event. The record of a
+// resolved drift stays until its event expires.
 func TestOpenDriftsStay(t *testing.T) {
 	p := projection(LayoutWhole)
 	ended := &fsm.Event{
@@ -187,7 +185,7 @@ func TestOpenDriftsStay(t *testing.T) {
 	}
 }
 
-// history is a view of events and drifts alone.
+// history is a view with only events and drifts.
 type history struct {
 	fsm.View
 	list []*fsm.Event

@@ -46,7 +46,7 @@ func projection(layout Layout) *Projection {
 	}
 }
 
-// TestGolden compares every documented record with its golden file, byte by byte.
+// Every documented record equals its golden file byte by byte.
 func TestGolden(t *testing.T) {
 	running := &fsm.Workload{
 		ID: "web-1", Spec: []byte("sealed bytes"), Content: "c1:" + strings.Repeat("0123456789abcdef", 4), CallerRevision: "r42", Restarts: 2,
@@ -151,8 +151,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// TestOnlyDocumentedKeys: a value has the keys of the contract's table, in its
-// order, and "persys".
+// A record has the keys of the contract in their order, and "persys".
 func TestOnlyDocumentedKeys(t *testing.T) {
 	for _, tt := range []struct {
 		shape any
@@ -228,7 +227,7 @@ func TestTimes(t *testing.T) {
 	}
 }
 
-// TestSectionsAreSorted, as the comparison with etcd needs it.
+// The keys of every section are sorted; the comparison with etcd requires it.
 func TestSectionsAreSorted(t *testing.T) {
 	c := newCluster(t, "c1")
 	for _, id := range []string{"a", "a-b", "a.c", "a0", "B", "z"} {
@@ -251,9 +250,9 @@ func TestSectionsAreSorted(t *testing.T) {
 	}
 }
 
-// TestFloor: what is kept is the newest, by number and by age.
-func TestFloor(t *testing.T) {
-	c := newCluster(t, "c1") // one event, then one per node, a good second apart
+// Retention keeps the newest events, limited by number and by age.
+func TestRetentionFloor(t *testing.T) {
+	c := newCluster(t, "c1") // one event, then one per node; the clock advances 1 s per event
 	for i := range 9 {
 		c.do(register(fmt.Sprintf("n%d", i)))
 	}
@@ -264,13 +263,13 @@ func TestFloor(t *testing.T) {
 		age  time.Duration
 		want uint64
 	}{
-		{"all", 100, time.Hour, 1},
-		{"as many as there are", last, time.Hour, 1},
-		{"one less", last - 1, time.Hour, 2},
-		{"the newest", 1, time.Hour, last},
-		{"of the last five seconds", 100, 5 * time.Second, last - 4},
-		{"the fewer of both", 3, 5 * time.Second, last - 2},
-		{"of this moment", 100, 0, last},
+		{"all events", 100, time.Hour, 1},
+		{"limit equal to the number of events", last, time.Hour, 1},
+		{"limit below the number of events", last - 1, time.Hour, 2},
+		{"limit of one event", 1, time.Hour, last},
+		{"maximum age of five seconds", 100, 5 * time.Second, last - 4},
+		{"the stricter of number and age", 3, 5 * time.Second, last - 2},
+		{"maximum age of zero", 100, 0, last},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := projection(LayoutWhole)
@@ -283,7 +282,7 @@ func TestFloor(t *testing.T) {
 	}
 }
 
-// What an agent had done when an order timed out is in the workload's record.
+// The workload record lists the tasks of the agent when an order timed out.
 func TestLastActionsAreInTheRecord(t *testing.T) {
 	w := fsm.Bare("web")
 	w.Actions = []fsm.AgentAction{{TaskID: "t1", Workload: "web", Type: "apply_workload", Status: "failed", Error: "boom", CreatedAt: 1_700_000_000}}
@@ -293,8 +292,8 @@ func TestLastActionsAreInTheRecord(t *testing.T) {
 	}
 }
 
-// A record says which node has accepted the order, and why one could not be told.
-func TestARecordTellsWhatBecameOfTheOrder(t *testing.T) {
+// The workload record names the node that accepted the order, or the error of the dispatch.
+func TestRecordShowsTheResultOfTheOrder(t *testing.T) {
 	for _, c := range []struct {
 		fact string
 		w    fsm.Workload
@@ -302,7 +301,7 @@ func TestARecordTellsWhatBecameOfTheOrder(t *testing.T) {
 	}{
 		{"ordered", fsm.Workload{Node: "node-a"}, nil},
 		{"accepted", fsm.Workload{Node: "node-a", Acknowledged: true}, map[string]any{"admitted_on_node": "node-a"}},
-		{"not to be told", fsm.Workload{Node: "node-a", Reason: fsm.Reason{Code: fsm.CodeDispatchFailed, Message: "connection refused"}},
+		{"dispatch failed", fsm.Workload{Node: "node-a", Reason: fsm.Reason{Code: fsm.CodeDispatchFailed, Message: "connection refused"}},
 			map[string]any{"dispatch_failed": "connection refused"}},
 	} {
 		c.w.Demand, c.w.Actual = &fsm.Demand{}, &fsm.Observation{}

@@ -283,7 +283,7 @@ type VMNetwork struct {
 	IPAddress  string `json:"ipAddress,omitempty"`
 }
 
-// CloudInit is the first-boot configuration of a VM. The mirror writes its secrets sealed.
+// CloudInit is the first-boot configuration of a VM. The mirror writes its fields sealed.
 type CloudInit struct {
 	UserData      string `json:"userData,omitempty"`
 	MetaData      string `json:"metaData,omitempty"`

@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// cluster is a state machine whose log a test writes, and who leads it.
+// cluster is a state machine with a log that the test writes. It also implements Attachment.
 type cluster struct {
 	t  testing.TB
 	id string
@@ -44,7 +44,7 @@ func newCluster(t testing.TB, id string) *cluster {
 	return c
 }
 
-// fork is another replica at the same index, whose feed starts there.
+// fork returns a second replica at the same index. Its change feed starts there.
 func (c *cluster) fork() *cluster {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -87,7 +87,7 @@ func (c *cluster) epoch() fsm.Epoch {
 	return fsm.Epoch{Incarnation: 1000, Term: c.term}
 }
 
-// Attached and MarkAttached stand for the replicated fact.
+// Attached and MarkAttached implement Attachment without a log.
 func (c *cluster) Attached() (uint64, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -101,7 +101,7 @@ func (c *cluster) MarkAttached(_ context.Context, id uint64) error {
 	return nil
 }
 
-// run is a mirror at work.
+// run is a running mirror.
 type run struct {
 	*Mirror
 	t      testing.TB
@@ -116,13 +116,13 @@ type run struct {
 
 var quick = Options{ProbeEvery: 50 * time.Millisecond, CallLimit: 500 * time.Millisecond, WriteBound: 2 * time.Second}
 
-// start mirrors a cluster into etcd for a stint.
+// start runs a mirror of the cluster for one leadership term.
 func (c *cluster) start(kv Etcd, o Options) *run {
 	c.t.Helper()
 	return c.startAs(kv, o, true)
 }
 
-// startAs does so for a replica that can or cannot prove that it leads.
+// startAs runs a mirror whose leadership is confirmed if lead is set.
 func (c *cluster) startAs(kv Etcd, o Options, lead bool) *run {
 	c.t.Helper()
 	ctx, cancel := context.WithCancel(c.t.Context())
@@ -161,12 +161,12 @@ func (l testLog) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// stop ends the stint and returns Run's error.
+// stop ends the leadership term and returns the error of Run.
 func (r *run) stop() error {
 	r.cancel()
 	err, ok := <-r.done
 	if ok {
-		r.done <- err // for the next who asks
+		r.done <- err // for the next call of stop
 	}
 	return err
 }
@@ -177,7 +177,7 @@ func (r *run) deposed() {
 	r.lead = false
 }
 
-// told are the states that OnHealth was told of.
+// told returns the states that OnHealth received.
 func (r *run) told() []State {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -194,8 +194,8 @@ func (r *run) awaitState(s State) {
 	})
 }
 
-// awaitEqual waits until etcd holds exactly the present state, key by key, and a
-// cursor that says so.
+// awaitEqual waits until etcd holds exactly the current state, key by key, with a complete
+// cursor.
 func (r *run) awaitEqual(e *etcd) {
 	r.t.Helper()
 	prefix := string(r.proj.keys)
@@ -243,7 +243,7 @@ func owned(key string) bool {
 	return false
 }
 
-// describe stands for the wiring's reading of a specification.
+// describe implements Describe for tests.
 func describe(w *fsm.Workload) Fields {
 	return Fields{
 		Image: "registry.example/" + w.ID + ":1", Command: []string{"serve", "--port", "80"},
@@ -337,7 +337,7 @@ func (c *cluster) random(rnd *rand.Rand, n int) {
 		for range 1 + rnd.IntN(5) {
 			list = append(list, c.randomCommand(rnd))
 		}
-		c.try(list...) // refusals are part of it
+		c.try(list...) // refused commands are expected
 	}
 }
 
@@ -390,7 +390,7 @@ func setDrift(node, workload, kind string, open bool) fsm.Command {
 	return setDriftAs(node, workload, kind, "Running", open)
 }
 
-// setDriftAs is setDrift with what the agent says.
+// setDriftAs is setDrift with the status that the agent reports.
 func setDriftAs(node, workload, kind, status string, open bool) fsm.Command {
 	set, list := &commandv1.SetDrifts{}, []*commandv1.Drift{{Node: node, Workload: workload, Type: kind, AgentStatus: status, Action: fsm.ActionInvestigate}}
 	if set.Closed = list; open {

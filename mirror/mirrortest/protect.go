@@ -1,4 +1,4 @@
-// Package mirrortest does to an etcd what its operators do, for tests of the mirror.
+// Package mirrortest configures etcd servers for tests of the mirror.
 package mirrortest
 
 import (
@@ -8,14 +8,14 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// User and Password of the mirror in an etcd that Protect has closed.
+// User and Password are the credentials of the user that Protect creates for the mirror.
 const (
 	User     = "persys"
 	Password = "secret"
 )
 
-// Protect turns on etcd's users: root, with its name as password, and User, who may do everything
-// below prefix and nothing else.
+// Protect enables authentication in etcd. It creates the user root (password root) and User,
+// who may read and write all keys below /prefix/ and no other keys.
 func Protect(ctx context.Context, etcd *clientv3.Client, prefix string) error {
 	const role = "mirror"
 	for i, step := range []func() error{
