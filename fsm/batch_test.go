@@ -13,7 +13,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// TestBatchIsConcatenation: frames put one after another are one Batch.
+// TestBatchIsConcatenation: concatenated frames decode as one Batch.
 func TestBatchIsConcatenation(t *testing.T) {
 	in := []Command{put("web"), barrier(), register("a"), setMode("normal", "")}
 	var b []byte
@@ -38,8 +38,8 @@ func TestBatchIsConcatenation(t *testing.T) {
 	}
 }
 
-// TestDecodedCommandsStandAlone: whatever its size, a command does not change
-// with the bytes that it was read from.
+// TestDecodedCommandsStandAlone: a decoded command of any size shares no memory with the
+// bytes that it was decoded from.
 func TestDecodedCommandsStandAlone(t *testing.T) {
 	for _, size := range []int{0, 1, smallFrame / 2, smallFrame, 10 * smallFrame} {
 		in := put("web", func(p *commandv1.WorkloadPut) { p.Spec = bytes.Repeat([]byte{7}, size) })
@@ -58,9 +58,9 @@ func TestDecodedCommandsStandAlone(t *testing.T) {
 	}
 }
 
-// TestDecodedCommandsAreThoseOfTheRuntime: commands of one entry are made together, and
-// whatever their fields come in, each is what the protobuf runtime reads.
-func TestDecodedCommandsAreThoseOfTheRuntime(t *testing.T) {
+// TestDecoderMatchesProtobuf: DecodeBatch decodes each command of an entry to the same message
+// as the protobuf runtime, with the fields in any order.
+func TestDecoderMatchesProtobuf(t *testing.T) {
 	part := func(c *commandv1.Command) []byte {
 		b, err := proto.Marshal(c)
 		if err != nil {
@@ -98,9 +98,9 @@ func TestDecodedCommandsAreThoseOfTheRuntime(t *testing.T) {
 	}
 }
 
-// TestRecordsOutliveTheDecodersMessages: a Decoder that uses its messages again, and an
-// entry that is gone, leave what commands that stand alone leave.
-func TestRecordsOutliveTheDecodersMessages(t *testing.T) {
+// TestRecordsCopyDecoderMessages: records hold no memory of a Decoder, which reuses its
+// messages, or of the log entry. The state is the same as with commands from DecodeBatch.
+func TestRecordsCopyDecoderMessages(t *testing.T) {
 	var b []byte
 	for i := range 20 {
 		c := put(fmt.Sprintf("w%d", i%7), hostPort(uint32(80+i)), func(p *commandv1.WorkloadPut) {
@@ -163,10 +163,10 @@ func TestDecodeBatchRefusals(t *testing.T) {
 		data    []byte
 		unknown bool
 	}{
-		{"an arm of a newer version", frame(future), true},
-		{"no arm", frame(&commandv1.Command{}), true},
-		{"a field of the batch", protowire.AppendVarint(protowire.AppendTag(nil, 9, protowire.VarintType), 1), true},
-		{"broken bytes", []byte{0x0a, 0x05, 1}, false},
+		{"a command of a newer version", frame(future), true},
+		{"no body", frame(&commandv1.Command{}), true},
+		{"an unknown field of the batch", protowire.AppendVarint(protowire.AppendTag(nil, 9, protowire.VarintType), 1), true},
+		{"a truncated frame", []byte{0x0a, 0x05, 1}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if _, err := DecodeBatch(c.data); err == nil || errors.Is(err, ErrUnknownCommand) != c.unknown {
@@ -182,7 +182,7 @@ func TestDecodeBatchRefusals(t *testing.T) {
 	}
 }
 
-// TestDecodeBatchSeesEveryDepth plants an unknown field in every message that a
+// TestDecodeBatchSeesEveryDepth: DecodeBatch refuses an unknown field in every message that a
 // command can hold.
 func TestDecodeBatchSeesEveryDepth(t *testing.T) {
 	body := (&commandv1.Command{}).ProtoReflect().Descriptor().Oneofs().ByName("body")
@@ -228,7 +228,7 @@ func TestDecodeBatchSeesEveryDepth(t *testing.T) {
 	}
 }
 
-// TestEveryArmHasARule: the proto, the table of rules and armOf agree.
+// TestEveryArmHasARule: the body types of the proto, the rule table and armOf agree.
 func TestEveryArmHasARule(t *testing.T) {
 	body := (&commandv1.Command{}).ProtoReflect().Descriptor().Oneofs().ByName("body")
 	is(t, "rules", len(armRules), body.Fields().Len())

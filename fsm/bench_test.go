@@ -11,7 +11,7 @@ import (
 	"github.com/persys/compute/fsm/bounds"
 )
 
-// populated is a state with n workloads on 100 nodes, all running.
+// populated returns a state with n running workloads on 100 nodes.
 func populated(b *testing.B, n int) State {
 	b.Helper()
 	s := formed(b).s
@@ -39,8 +39,7 @@ func benchPut(id string, n int) Command {
 	return c
 }
 
-// BenchmarkPut stores a new workload, by commands per log entry, into a state
-// that holds 100,000.
+// BenchmarkPut stores new workloads in a state that holds 100,000, by commands per log entry.
 func BenchmarkPut(b *testing.B) {
 	s := populated(b, 100_000)
 	for _, batch := range []int{1, 16, 256} {
@@ -66,8 +65,8 @@ func BenchmarkPut(b *testing.B) {
 	}
 }
 
-// BenchmarkReport takes in state transitions of running workloads, 100 per
-// command, as a heartbeat flush makes them.
+// BenchmarkReport applies reports about running workloads, 100 per command, as the leader
+// proposes them after heartbeats.
 func BenchmarkReport(b *testing.B) {
 	s := populated(b, 100_000)
 	epoch := &commandv1.Epoch{Incarnation: s.Info().Incarnation, Term: 1}
@@ -98,8 +97,8 @@ func BenchmarkReport(b *testing.B) {
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/each, "ns/item")
 }
 
-// BenchmarkSnapshotStall writes a snapshot of 100,000 workloads while the writer
-// goes on, and reports the longest time that one put took.
+// BenchmarkSnapshotStall writes a snapshot of 100,000 workloads while the writer continues,
+// and reports the longest duration of one put.
 func BenchmarkSnapshotStall(b *testing.B) {
 	s := populated(b, 100_000)
 	var worst time.Duration
@@ -139,7 +138,7 @@ func BenchmarkReadSnapshot(b *testing.B) {
 	}
 }
 
-// BenchmarkDecodeBatch reads one put of 256 bytes back from the log.
+// BenchmarkDecodeBatch decodes one put of 256 bytes from the log.
 func BenchmarkDecodeBatch(b *testing.B) {
 	frame, err := AppendCommand(nil, benchPut("web", 1))
 	if err != nil {
@@ -153,8 +152,8 @@ func BenchmarkDecodeBatch(b *testing.B) {
 	}
 }
 
-// BenchmarkUpdate changes the specification of workloads, 256 commands per log entry as
-// they come from callers, in a state that holds 10,000.
+// BenchmarkUpdate changes the specifications of workloads in a state that holds 10,000, with
+// 256 commands per log entry.
 func BenchmarkUpdate(b *testing.B) {
 	const held, each = 10_000, 256
 	w := formed(b)

@@ -8,8 +8,8 @@ import (
 	"github.com/persys/compute/fsm/bounds"
 )
 
-// fact is one sentence about the state machine. The world has cluster c1 and
-// the nodes a and b.
+// fact is a subtest whose name states a property of the state machine. Its world has cluster
+// c1 and the nodes a and b.
 type fact struct {
 	name string
 	run  func(t *testing.T, w *world)
@@ -28,7 +28,7 @@ func is[V comparable](t *testing.T, what string, got, want V) {
 	}
 }
 
-// refused expects a verdict whose reason names a thing.
+// refused expects a result of this kind whose reason contains each of names.
 func refused(t *testing.T, res Result, kind Kind, names ...string) {
 	t.Helper()
 	is(t, "kind", res.Kind, kind)
@@ -39,7 +39,8 @@ func refused(t *testing.T, res Result, kind Kind, names ...string) {
 	}
 }
 
-// skipped expects a planner command whose only item no longer holds.
+// skipped expects that the only item of a planner command was skipped, with a reason that
+// contains each of names.
 func skipped(t *testing.T, res Result, names ...string) {
 	t.Helper()
 	is(t, "skipped", res.Skipped, 1)
@@ -58,12 +59,12 @@ func TestPutWorkloads(t *testing.T) {
 			is(t, "pending", w.s.PendingCount(), 1)
 			is(t, "events", strings.Join(w.events(), " "), EventWorkloadCreated)
 		}},
-		{"a new workload that is to be stopped waits for no node", func(t *testing.T, w *world) {
+		{"a new workload with desired state Stopped waits for no node", func(t *testing.T, w *world) {
 			w.ok(put("web", desired("Stopped")))
 			is(t, "status", w.workload("web").Status, StatusStopped)
 			is(t, "pending", w.s.PendingCount(), 0)
 		}},
-		{"the same again is unchanged and keeps its generation", func(t *testing.T, w *world) {
+		{"an identical put is unchanged and keeps the generation", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			g := w.workload("web").Generation
 			res := w.ok(put("web"))
@@ -71,7 +72,7 @@ func TestPutWorkloads(t *testing.T) {
 			is(t, "generation", w.workload("web").Generation, g)
 			is(t, "changes", len(w.last), 0)
 		}},
-		{"a new caller revision alone is stored and is no new order", func(t *testing.T, w *world) {
+		{"a new caller revision alone is stored without a new generation", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			g := w.workload("web").Generation
 			res := w.ok(put("web", func(p *commandv1.WorkloadPut) { p.CallerRevision = "rev-2" }))
@@ -79,7 +80,7 @@ func TestPutWorkloads(t *testing.T) {
 			is(t, "revision", w.workload("web").CallerRevision, "rev-2")
 			is(t, "generation", w.workload("web").Generation, g)
 		}},
-		{"changed content under the same caller revision is a new order", func(t *testing.T, w *world) {
+		{"changed content under the same caller revision gets a new generation", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.run("web")
 			before := w.workload("web").Generation
@@ -95,14 +96,14 @@ func TestPutWorkloads(t *testing.T) {
 			w.ok(put("web", content("c1:ffff")))
 			is(t, "status", w.workload("web").Status, StatusScheduled)
 		}},
-		{"changed demand alone is a new order", func(t *testing.T, w *world) {
+		{"changed demand alone gets a new generation", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.run("web")
 			w.ok(put("web", demand(func(d *commandv1.Demand) { d.CpuMillicores = 2000 })))
 			is(t, "status", w.workload("web").Status, StatusUpdating)
 			is(t, "promised", w.s.Alloc("a").CPU, 2000)
 		}},
-		{"a change keeps why no node fits, while what it asks for is the same", func(t *testing.T, w *world) {
+		{"a change keeps the Unplaced reason while the demand is the same", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			explain := func() Command {
 				return &commandv1.Command{Body: &commandv1.Command_ExplainUnplaced{ExplainUnplaced: &commandv1.ExplainUnplaced{
@@ -115,7 +116,7 @@ func TestPutWorkloads(t *testing.T) {
 			w.ok(put("web", demand(func(d *commandv1.Demand) { d.CpuMillicores = 2000 })))
 			is(t, "other demand", w.workload("web").Reason, Reason{})
 		}},
-		{"a smaller count deletes the members it made, and nobody else of the group", func(t *testing.T, w *world) {
+		{"a smaller count deletes generated members and no other workload of the group", func(t *testing.T, w *world) {
 			grouped := demand(func(d *commandv1.Demand) { d.Group = "web" })
 			member := func(id string) *commandv1.WorkloadPut { return put(id, grouped).GetPutWorkloads().Workloads[0] }
 			w.ok(put("web-canary", grouped))
@@ -128,27 +129,27 @@ func TestPutWorkloads(t *testing.T) {
 			})
 			is(t, "left", strings.Join(left, " "), "web-0 web-canary")
 		}},
-		{"a change forgets failures", func(t *testing.T, w *world) {
+		{"a change clears the failures", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(w.retry("web", 3, w.now+minute, false))
 			w.ok(put("web", content("c1:ffff")))
 			is(t, "retry", w.workload("web").Retry, Retry{MaxAttempts: DefaultMaxAttempts})
 			is(t, "reason", w.workload("web").Reason, Reason{})
 		}},
-		{"put revives what is being deleted, and its leftovers stay", func(t *testing.T, w *world) {
+		{"a put cancels the deletion of a workload and keeps its residuals", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(remove("web", false))
 			w.ok(put("web"))
 			is(t, "status", w.workload("web").Status, StatusPending)
 			is(t, "residuals", w.s.ResidualCount(), 1)
 		}},
-		{"one bad workload refuses all", func(t *testing.T, w *world) {
+		{"one invalid workload refuses the whole command", func(t *testing.T, w *world) {
 			good := put("web").GetPutWorkloads().Workloads[0]
 			bad := put("db", desired("Paused")).GetPutWorkloads().Workloads[0]
 			refused(t, w.do(puts("", good, bad)), Invalid, "db", "desired", "Paused")
 			is(t, "workloads", w.s.WorkloadCount(), 0)
 		}},
-		{"a group that shrinks deletes its surplus", func(t *testing.T, w *world) {
+		{"a put of fewer members deletes the other members of the group", func(t *testing.T, w *world) {
 			member := func(id string) *commandv1.WorkloadPut {
 				return put(id, demand(func(d *commandv1.Demand) { d.Group = "g" })).GetPutWorkloads().Workloads[0]
 			}
@@ -158,12 +159,12 @@ func TestPutWorkloads(t *testing.T) {
 			is(t, "g-0", w.workload("g-0").Status, StatusPending)
 			is(t, "g-1", w.workload("g-1").Status, StatusDeleting)
 		}},
-		{"a group of none deletes all members", func(t *testing.T, w *world) {
+		{"an empty group deletes all members", func(t *testing.T, w *world) {
 			w.ok(put("g-0", demand(func(d *commandv1.Demand) { d.Group = "g" })))
 			w.ok(puts("g"))
 			is(t, "workloads", w.s.WorkloadCount(), 0)
 		}},
-		{"one command hands out one generation", func(t *testing.T, w *world) {
+		{"all workloads of one command get the same generation", func(t *testing.T, w *world) {
 			seq := w.s.Info().Sequence
 			w.ok(puts("", put("x").GetPutWorkloads().Workloads[0], put("y").GetPutWorkloads().Workloads[0]))
 			is(t, "sequence", w.s.Info().Sequence, seq+1)
@@ -195,7 +196,7 @@ func TestPutRefusals(t *testing.T) {
 		{"negative attempts", put("web", func(p *commandv1.WorkloadPut) { p.MaxAttempts = -1 }), []string{"max_attempts", "-1"}},
 		{"no type", put("web", demand(func(d *commandv1.Demand) { d.Type = "" })), []string{"demand.type"}},
 		{"negative cpu", put("web", demand(func(d *commandv1.Demand) { d.CpuMillicores = -1 })), []string{"cpu_millicores", "-1"}},
-		{"absurd memory", put("web", demand(func(d *commandv1.Demand) { d.MemoryMib = bounds.MaxMemory + 1 })), []string{"memory_mib"}},
+		{"memory over the limit", put("web", demand(func(d *commandv1.Demand) { d.MemoryMib = bounds.MaxMemory + 1 })), []string{"memory_mib"}},
 		{"negative disk", put("web", demand(func(d *commandv1.Demand) { d.DiskGb = -5 })), []string{"disk_gb", "-5"}},
 		{"an unknown lease policy", put("web", demand(func(d *commandv1.Demand) { d.OnLostLease = "hope" })), []string{"on_lost_lease", "hope"}},
 		{"port 0", put("web", hostPort(0)), []string{"host_ports[0].port", "0"}},
@@ -217,7 +218,7 @@ func TestPutRefusals(t *testing.T) {
 
 func TestSetDesired(t *testing.T) {
 	prove(t, []fact{
-		{"stop of a running workload is a new order", func(t *testing.T, w *world) {
+		{"stopping a running workload gets a new generation", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.run("web")
 			w.ok(setDesired("web", "Stopped"))
@@ -226,25 +227,25 @@ func TestSetDesired(t *testing.T) {
 			is(t, "status", w.workload("web").Status, StatusStopped)
 			is(t, "node", w.workload("web").Node, "a")
 		}},
-		{"stop of an unplaced workload is at once", func(t *testing.T, w *world) {
+		{"an unplaced workload stops at once", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			w.ok(setDesired("web", "Stopped"))
 			is(t, "status", w.workload("web").Status, StatusStopped)
 			is(t, "reason", w.workload("web").Reason.Code, CodeUserStop)
 		}},
-		{"start of an unplaced workload makes it Pending", func(t *testing.T, w *world) {
+		{"starting an unplaced workload makes it Pending", func(t *testing.T, w *world) {
 			w.ok(put("web", desired("Stopped")))
 			w.ok(setDesired("web", "Running"))
 			is(t, "status", w.workload("web").Status, StatusPending)
 		}},
-		{"the same again is done already", func(t *testing.T, w *world) {
+		{"the same desired state again is AlreadyDone", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			res := w.do(setDesired("web", "Running"))
 			is(t, "kind", res.Kind, AlreadyDone)
 			is(t, "unchanged", res.Items[0].Unchanged, true)
 			is(t, "error", res.Err(), nil)
 		}},
-		{"Deleted deletes", func(t *testing.T, w *world) {
+		{"the desired state Deleted deletes the workload", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			w.ok(setDesired("web", "Deleted"))
 			is(t, "workloads", w.s.WorkloadCount(), 0)
@@ -256,7 +257,7 @@ func TestSetDesired(t *testing.T) {
 		{"an unknown workload is not found", func(t *testing.T, w *world) {
 			refused(t, w.do(setDesired("web", "Running")), NotFound, "web")
 		}},
-		{"what is being deleted cannot be started", func(t *testing.T, w *world) {
+		{"a workload that is being deleted cannot be started", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(remove("web", false))
 			refused(t, w.do(setDesired("web", "Running")), Conflict, "web")
@@ -266,13 +267,13 @@ func TestSetDesired(t *testing.T) {
 
 func TestDeleteWorkload(t *testing.T) {
 	prove(t, []fact{
-		{"an unplaced workload goes at once", func(t *testing.T, w *world) {
+		{"an unplaced workload is deleted at once", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			w.ok(remove("web", false))
 			is(t, "workloads", w.s.WorkloadCount(), 0)
 			is(t, "events", strings.Join(w.events(), " "), EventWorkloadDeleted)
 		}},
-		{"a placed one waits until its node lets go", func(t *testing.T, w *world) {
+		{"a placed workload is deleted when its node reports it gone", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			res := w.ok(remove("web", false))
 			wl := w.workload("web")
@@ -286,19 +287,19 @@ func TestDeleteWorkload(t *testing.T) {
 			is(t, "workloads", w.s.WorkloadCount(), 0)
 			is(t, "promised", w.s.Alloc("a").CPU, 0)
 		}},
-		{"force forgets the record and keeps the leftover", func(t *testing.T, w *world) {
+		{"force deletes the record and keeps a residual", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(remove("web", true))
 			is(t, "workloads", w.s.WorkloadCount(), 0)
 			is(t, "residuals", w.s.ResidualCount(), 1)
 		}},
-		{"force works on what is being deleted", func(t *testing.T, w *world) {
+		{"force deletes a workload that is being deleted", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(remove("web", false))
 			w.ok(remove("web", true))
 			is(t, "workloads", w.s.WorkloadCount(), 0)
 		}},
-		{"twice is done already", func(t *testing.T, w *world) {
+		{"a second delete is AlreadyDone", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(remove("web", false))
 			is(t, "kind", w.do(remove("web", false)).Kind, AlreadyDone)
@@ -306,14 +307,14 @@ func TestDeleteWorkload(t *testing.T) {
 		{"an unknown workload is not found", func(t *testing.T, w *world) {
 			refused(t, w.do(remove("web", false)), NotFound, "web")
 		}},
-		{"on a fenced node nothing is left over", func(t *testing.T, w *world) {
+		{"a workload on a fenced node leaves no residual", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(nodeState("a", false))
 			w.ok(fence("a"))
 			w.ok(remove("web", false))
 			is(t, "workloads", w.s.WorkloadCount(), 0)
 		}},
-		{"it goes with the last of several leftovers", func(t *testing.T, w *world) {
+		{"the record is deleted with its last residual", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(w.evict("web", CodeDraining, false))
 			w.bind("web", "b")
@@ -341,19 +342,19 @@ func TestRetryWorkload(t *testing.T) {
 			is(t, "revision", res.Items[0].Revision, "c1-0123456789abcdef-r1")
 			is(t, "event", w.eventOf(EventRetryTriggered).Reason, CodeUserRetry)
 		}},
-		{"an unplaced one is Pending", func(t *testing.T, w *world) {
+		{"an unplaced workload is Pending", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			w.ok(userRetry("web"))
 			is(t, "status", w.workload("web").Status, StatusPending)
 		}},
-		{"a stopped and unplaced one stays stopped", func(t *testing.T, w *world) {
+		{"a stopped, unplaced workload stays stopped", func(t *testing.T, w *world) {
 			w.ok(put("web", desired("Stopped")))
 			is(t, "kind", w.do(userRetry("web")).Kind, AlreadyDone)
 		}},
 		{"an unknown workload is not found", func(t *testing.T, w *world) {
 			refused(t, w.do(userRetry("web")), NotFound, "web")
 		}},
-		{"what is being deleted is not retried", func(t *testing.T, w *world) {
+		{"a workload that is being deleted is not retried", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(remove("web", false))
 			refused(t, w.do(userRetry("web")), Conflict, "web")
@@ -389,7 +390,7 @@ func TestClusterCommands(t *testing.T) {
 		{"the shard has a default", func(t *testing.T, w *world) {
 			is(t, "shard", w.s.Info().Shard, "default")
 		}},
-		{"a mode carries its reason and time", func(t *testing.T, w *world) {
+		{"a mode has its reason and time", func(t *testing.T, w *world) {
 			w.ok(setMode("degraded", "etcd is away"))
 			info := w.s.Info()
 			is(t, "mode", info.Mode, ModeDegraded)
@@ -397,7 +398,7 @@ func TestClusterCommands(t *testing.T) {
 			is(t, "time", info.ModeChangedAt, w.now)
 			is(t, "event", w.eventOf(EventModeChanged).Details[0], Label{"previous", "normal"})
 		}},
-		{"the same mode and reason is done already", func(t *testing.T, w *world) {
+		{"the same mode and reason is AlreadyDone", func(t *testing.T, w *world) {
 			is(t, "kind", w.do(setMode("normal", "")).Kind, AlreadyDone)
 		}},
 		{"a new reason alone keeps the time of the mode", func(t *testing.T, w *world) {
@@ -407,7 +408,7 @@ func TestClusterCommands(t *testing.T) {
 			is(t, "time", w.s.Info().ModeChangedAt, at)
 			is(t, "events", len(w.events()), 0)
 		}},
-		{"a person's mode is pinned until the leader's own word", func(t *testing.T, w *world) {
+		{"a mode that a person set is pinned until it is unpinned", func(t *testing.T, w *world) {
 			w.ok(pinMode("degraded", "maintenance"))
 			is(t, "pinned", w.s.Info().ModePinned, true)
 			is(t, "again", w.do(pinMode("degraded", "maintenance")).Kind, AlreadyDone)
@@ -482,8 +483,8 @@ func TestClusterCommands(t *testing.T) {
 			is(t, "first", first, s.Info().EventSeq-MaxEvents+1)
 		}},
 	})
-	t.Run("a virgin state takes only its identity and barriers", func(t *testing.T) {
-		w := virgin(t)
+	t.Run("an uninitialised state accepts only InitCluster and barriers", func(t *testing.T) {
+		w := uninitialised(t)
 		refused(t, w.do(put("web")), Unsupported, "put_workloads", "feature level 1")
 		is(t, "barrier", w.do(barrier()).Kind, OK)
 		w.ok(initCluster("c1"))

@@ -29,7 +29,7 @@ func dropOrphan(node, workload string) Command {
 
 func TestSetDrifts(t *testing.T) {
 	provePlaced(t, []fact{
-		{"a drift is told once, and once more when it is gone", func(t *testing.T, w *world) {
+		{"a drift makes one event when it is detected and one when it is resolved", func(t *testing.T, w *world) {
 			w.ok(setDrifts([]*commandv1.Drift{drifted("a", "ghost", DriftOrphan)}))
 			begun := w.now
 			e := w.eventOf(EventDriftDetected)
@@ -55,7 +55,7 @@ func TestSetDrifts(t *testing.T) {
 			w.ok(setDrifts(nil, drifted("a", "ghost", DriftOrphan)))
 			is(t, "changes", len(w.last), 0)
 		}},
-		{"a repair is a new order of the same revision", func(t *testing.T, w *world) {
+		{"a repair gets a new generation of the same revision", func(t *testing.T, w *world) {
 			w.run("web")
 			before := *w.workload("web")
 			c := setDrifts([]*commandv1.Drift{drifted("a", "web", DriftRevision)})
@@ -67,7 +67,7 @@ func TestSetDrifts(t *testing.T) {
 			is(t, "acknowledged", now.Acknowledged, false)
 			skipped(t, w.do(c), "generation")
 		}},
-		{"what was given up is not repaired: nobody would give the order, and no word of its node would count", func(t *testing.T, w *world) {
+		{"a workload whose retries are exhausted is not repaired, and reports of its node still count", func(t *testing.T, w *world) {
 			w.ok(w.says("web", "Failed"))
 			w.ok(w.retry("web", 5, 0, true))
 			runs := w.says("web", "Running")
@@ -77,7 +77,7 @@ func TestSetDrifts(t *testing.T) {
 			w.ok(runs)
 			is(t, "runs again", w.workload("web").Status, StatusRunning)
 		}},
-		{"a repair of what is elsewhere is skipped", func(t *testing.T, w *world) {
+		{"a repair on another node is skipped", func(t *testing.T, w *world) {
 			c := setDrifts(nil)
 			c.GetSetDrifts().Repairs = []*commandv1.DriftRepair{{Workload: "web", Node: "b", IfGeneration: w.generation("web")}}
 			skipped(t, w.do(c), "is not on node")
@@ -88,10 +88,10 @@ func TestSetDrifts(t *testing.T) {
 		{"an unknown kind is skipped", func(t *testing.T, w *world) {
 			skipped(t, w.do(setDrifts([]*commandv1.Drift{drifted("a", "x", "odd")})), "odd")
 		}},
-		{"a name that is none is skipped", func(t *testing.T, w *world) {
+		{"an invalid workload name is skipped", func(t *testing.T, w *world) {
 			skipped(t, w.do(setDrifts([]*commandv1.Drift{drifted("a", "x/y", DriftOrphan)})), "x/y")
 		}},
-		{"they end with their node", func(t *testing.T, w *world) {
+		{"removing a node resolves its drifts", func(t *testing.T, w *world) {
 			w.ok(setDrifts([]*commandv1.Drift{drifted("a", "ghost", DriftOrphan), drifted("b", "ghost", DriftOrphan)}))
 			w.ok(removeNode("a", true))
 			w.eventOf(EventDriftResolved)
@@ -102,7 +102,7 @@ func TestSetDrifts(t *testing.T) {
 
 func TestAdoptDrift(t *testing.T) {
 	provePlaced(t, []fact{
-		{"what nobody knows needs its specification", func(t *testing.T, w *world) {
+		{"adopting an unknown workload needs a specification", func(t *testing.T, w *world) {
 			w.ok(setDrifts([]*commandv1.Drift{drifted("b", "ghost", DriftOrphan)}))
 			refused(t, w.do(adopt("b", "ghost")), Invalid, "persysctl drift adopt b ghost -f FILE")
 			res := w.ok(adopt("b", "ghost", hostPort(80)))
@@ -113,14 +113,14 @@ func TestAdoptDrift(t *testing.T) {
 			w.eventOf(EventDriftResolved)
 			is(t, "open", w.s.DriftCount(), 0)
 		}},
-		{"what is known moves to where it was found", func(t *testing.T, w *world) {
+		{"a known workload moves to the node where it was found", func(t *testing.T, w *world) {
 			w.ok(setDrifts([]*commandv1.Drift{drifted("b", "web", DriftOrphan)}))
 			w.ok(adopt("b", "web"))
 			is(t, "node", w.workload("web").Node, "b")
 			_, left := w.s.Residual("a", "web")
 			is(t, "left on a", left, true)
 		}},
-		{"adopted with other ports, it holds those of its former node", func(t *testing.T, w *world) {
+		{"a workload adopted with other ports still holds its ports on the former node", func(t *testing.T, w *world) {
 			w.ok(put("web", hostPort(80)))
 			w.run("web")
 			w.ok(setDrifts([]*commandv1.Drift{drifted("b", "web", DriftOrphan)}))
@@ -130,7 +130,7 @@ func TestAdoptDrift(t *testing.T) {
 			w.ok(put("other", hostPort(80)))
 			skipped(t, w.do(w.assign("other", "a")), "80/tcp")
 		}},
-		{"and those that it was to let go of where it is adopted", func(t *testing.T, w *world) {
+		{"a workload adopted on a node with its residual still holds the ports of the residual", func(t *testing.T, w *world) {
 			w.ok(put("web", hostPort(80)))
 			w.run("web")
 			w.ok(w.evict("web", CodeDraining, false))
@@ -139,17 +139,17 @@ func TestAdoptDrift(t *testing.T) {
 			holder, on := w.s.PortHolder("node:a", HostPort{80, "tcp"})
 			is(t, "80 is held by", holder+" on "+on, "web on a")
 		}},
-		{"an exclusive one that is elsewhere does not", func(t *testing.T, w *world) {
+		{"an exclusive workload that is placed on another node is not adopted", func(t *testing.T, w *world) {
 			w.place("db", "a", exclusive)
 			w.ok(setDrifts([]*commandv1.Drift{drifted("b", "db", DriftOrphan)}))
 			refused(t, w.do(adopt("b", "db")), Conflict, "exclusive", "node \"a\"")
 		}},
-		{"what is being deleted is not kept", func(t *testing.T, w *world) {
+		{"a workload that is being deleted is not adopted", func(t *testing.T, w *world) {
 			w.ok(remove("web", false))
 			w.ok(setDrifts([]*commandv1.Drift{drifted("b", "web", DriftOrphan)}))
 			refused(t, w.do(adopt("b", "web")), Conflict, "persysctl drift delete b web")
 		}},
-		{"a full node takes nothing more", func(t *testing.T, w *world) {
+		{"a full node adopts nothing", func(t *testing.T, w *world) {
 			w.ok(setDrifts([]*commandv1.Drift{drifted("b", "big", DriftOrphan)}))
 			refused(t, w.do(adopt("b", "big", demand(func(d *commandv1.Demand) { d.CpuMillicores = 9000 }))), NoCapacity, "9000 millicores")
 			_, ok := w.s.Workload("big")
@@ -164,7 +164,7 @@ func TestAdoptDrift(t *testing.T) {
 
 func TestDropOrphan(t *testing.T) {
 	provePlaced(t, []fact{
-		{"its node is told to delete it, and it is settled when that is done", func(t *testing.T, w *world) {
+		{"the residual orders the node to delete the orphan and ends when the orphan is gone", func(t *testing.T, w *world) {
 			w.ok(setDrifts([]*commandv1.Drift{drifted("b", "ghost", DriftOrphan)}))
 			w.ok(dropOrphan("b", "ghost"))
 			r, ok := w.s.Residual("b", "ghost")
@@ -176,16 +176,16 @@ func TestDropOrphan(t *testing.T) {
 			_, ok = w.s.Residual("b", "ghost")
 			is(t, "left", ok, false)
 		}},
-		{"what has been placed there since is no orphan", func(t *testing.T, w *world) {
+		{"a workload that is placed on the node is not dropped", func(t *testing.T, w *world) {
 			w.ok(setDrifts([]*commandv1.Drift{drifted("a", "web", DriftOrphan)}))
 			refused(t, w.do(dropOrphan("a", "web")), Conflict, "persysctl delete web")
 		}},
-		{"a node that is down is waited for", func(t *testing.T, w *world) {
+		{"a node that is down refuses the drop", func(t *testing.T, w *world) {
 			w.ok(setDrifts([]*commandv1.Drift{drifted("b", "ghost", DriftOrphan)}))
 			w.ok(nodeState("b", false))
 			refused(t, w.do(dropOrphan("b", "ghost")), NotReady, "NotReady")
 		}},
-		{"a name that is no id is removed by hand", func(t *testing.T, w *world) {
+		{"an orphan with an invalid id must be removed by hand", func(t *testing.T, w *world) {
 			w.ok(setDrifts([]*commandv1.Drift{drifted("b", "not an id", DriftOrphan)}))
 			refused(t, w.do(dropOrphan("b", "not an id")), Invalid, "by hand")
 		}},

@@ -15,10 +15,10 @@ func onePut(id string, opts ...func(*commandv1.WorkloadPut)) *commandv1.Workload
 	return put(id, opts...).GetPutWorkloads().GetWorkloads()[0]
 }
 
-// TestEach: workloads of one command that are judged each by itself.
+// TestEach: a put with Each judges every workload separately.
 func TestEach(t *testing.T) {
 	prove(t, []fact{
-		{"what is refused keeps none of the others out", func(t *testing.T, w *world) {
+		{"a refused workload does not affect the others", func(t *testing.T, w *world) {
 			w.ok(putNamespace("small", func(n *commandv1.PutNamespace) { n.Quota = &commandv1.Quota{CpuMillicores: 1500} }))
 			in := func(p *commandv1.WorkloadPut) { p.Namespace = "small" }
 			res := w.do(each(onePut("a"), onePut("b", in), onePut("c", in), onePut("bad id"), onePut("d")))
@@ -37,13 +37,13 @@ func TestEach(t *testing.T) {
 			}
 			is(t, "check", w.s.Check(), nil)
 		}},
-		{"one after the other", func(t *testing.T, w *world) {
+		{"workloads are applied in their order", func(t *testing.T, w *world) {
 			res := w.do(each(onePut("a"), onePut("a", content("c1:other")), onePut("a", content("c1:other"))))
 			is(t, "unchanged", fmt.Sprint(res.Items[0].Unchanged, res.Items[1].Unchanged, res.Items[2].Unchanged), "false false true")
 			a, _ := w.s.Workload("a")
 			is(t, "content", a.Content, "c1:other")
 		}},
-		{"a repetition gets the same verdicts, also from a snapshot", func(t *testing.T, w *world) {
+		{"a repeated request gets the same verdicts after a restore from a snapshot", func(t *testing.T, w *world) {
 			id := requestAt(w.now, 1)
 			c := each(onePut("a"), onePut("bad\xff"))
 			first := w.as(id, c)
@@ -59,7 +59,7 @@ func TestEach(t *testing.T) {
 			a, _ := w.s.Workload("a")
 			is(t, "content", a.Content, "c1:later")
 		}},
-		{"with nothing that is about them all", func(t *testing.T, w *world) {
+		{"a command with Each has 1 to 64 workloads and no group", func(t *testing.T, w *world) {
 			c := each(onePut("a"))
 			refused(t, w.do(each()), Invalid, "1 to 64")
 			many := each()
@@ -70,7 +70,7 @@ func TestEach(t *testing.T) {
 			c.GetPutWorkloads().GroupOf = "g"
 			refused(t, w.do(c), Invalid, "group_of")
 		}},
-		{"what changed nothing and what was refused is in the history", func(t *testing.T, w *world) {
+		{"unchanged and refused workloads are in the event history", func(t *testing.T, w *world) {
 			w.ok(put("a"))
 			c := each(onePut("a"), onePut("bad id"), onePut("b"))
 			c.Head = &commandv1.Head{At: w.now + second, By: "carol", From: "10.0.0.9"}
@@ -88,8 +88,8 @@ func TestEach(t *testing.T) {
 	})
 }
 
-// TestEachDecodes: what the log holds of several puts is read as protobuf reads it, by the
-// decoder that uses its messages again, too.
+// TestEachDecodes: a Decoder, which reuses its messages, decodes a put with Each to the same
+// message as the protobuf runtime.
 func TestEachDecodes(t *testing.T) {
 	long := onePut("long")
 	long.Spec = bytes.Repeat([]byte("x"), smallFrame+1)

@@ -31,7 +31,7 @@ func action(task, workload string, ended int64) *commandv1.AgentAction {
 	}
 }
 
-// provePlaced is prove with workload web placed on node a.
+// provePlaced runs facts in a world where workload web is placed on node a.
 func provePlaced(t *testing.T, facts []fact) {
 	t.Helper()
 	for _, f := range facts {
@@ -43,13 +43,13 @@ func provePlaced(t *testing.T, facts []fact) {
 	}
 }
 
-func TestFailuresCount(t *testing.T) {
+func TestFailures(t *testing.T) {
 	fail := func(w *world, attempts int32) {
 		w.ok(w.says("web", "Failed"))
 		w.ok(w.retry("web", attempts, 0, false))
 	}
 	provePlaced(t, []fact{
-		{"until it has run for a while", func(t *testing.T, w *world) {
+		{"a workload that has run for a while clears its failures", func(t *testing.T, w *world) {
 			fail(w, 1)
 			first := w.workload("web").Retry.FirstFailureAt
 			w.run("web")
@@ -63,7 +63,7 @@ func TestFailuresCount(t *testing.T) {
 			is(t, "retry", w.workload("web").Retry, Retry{MaxAttempts: DefaultMaxAttempts})
 			is(t, "event", w.eventOf(EventWorkloadStable).Details[0], Label{"attempts", "1"})
 		}},
-		{"on when it fails again before", func(t *testing.T, w *world) {
+		{"a failure before that adds to the count", func(t *testing.T, w *world) {
 			fail(w, 1)
 			first := w.workload("web").Retry.FirstFailureAt
 			w.run("web")
@@ -74,7 +74,7 @@ func TestFailuresCount(t *testing.T) {
 			is(t, "stable since", r.StableSince, 0)
 			skipped(t, w.do(w.forgive("web")), "does not run")
 		}},
-		{"anew when its engine restarted it", func(t *testing.T, w *world) {
+		{"a restart by the engine restarts the stable time", func(t *testing.T, w *world) {
 			fail(w, 1)
 			w.run("web")
 			again := w.says("web", "Running")
@@ -82,25 +82,25 @@ func TestFailuresCount(t *testing.T) {
 			w.ok(again)
 			is(t, "stable since", w.workload("web").Retry.StableSince, w.now)
 		}},
-		{"not when there were none", func(t *testing.T, w *world) {
+		{"a workload without failures is skipped", func(t *testing.T, w *world) {
 			w.run("web")
 			is(t, "stable since", w.workload("web").Retry.StableSince, 0)
 			skipped(t, w.do(w.forgive("web")), "has not failed")
 		}},
-		{"no more when the user stops it", func(t *testing.T, w *world) {
+		{"a stop by the user clears the failures", func(t *testing.T, w *world) {
 			fail(w, 1)
 			w.run("web")
 			w.ok(setDesired("web", "Stopped"))
 			is(t, "retry", w.workload("web").Retry, Retry{MaxAttempts: DefaultMaxAttempts})
 		}},
-		{"a backoff ends when it runs", func(t *testing.T, w *world) {
+		{"a backoff ends when the workload runs", func(t *testing.T, w *world) {
 			w.ok(w.says("web", "Failed"))
 			w.ok(w.retry("web", 1, w.now+minute, false))
 			w.run("web")
 			is(t, "next", w.workload("web").Retry.NextAt, 0)
 			is(t, "status", w.workload("web").Status, StatusRunning)
 		}},
-		{"skips another generation", func(t *testing.T, w *world) {
+		{"another generation is skipped", func(t *testing.T, w *world) {
 			fail(w, 1)
 			w.run("web")
 			c := w.forgive("web")
@@ -110,7 +110,7 @@ func TestFailuresCount(t *testing.T) {
 	})
 }
 
-func TestAVerdictSurvives(t *testing.T) {
+func TestExhausted(t *testing.T) {
 	exhaust := func(w *world) {
 		w.ok(w.says("web", "Failed"))
 		c := w.retry("web", 5, 0, true)
@@ -123,7 +123,7 @@ func TestAVerdictSurvives(t *testing.T) {
 		is(t, "message", w.workload("web").Reason.Message, "5 of 5 attempts used")
 	}
 	provePlaced(t, []fact{
-		{"what its node says next", func(t *testing.T, w *world) {
+		{"later reports of the node keep the verdict", func(t *testing.T, w *world) {
 			exhaust(w)
 			is(t, "event", w.eventOf(EventWorkloadFailed).Reason, CodeExhausted)
 			c := w.says("web", "Failed")
@@ -132,7 +132,7 @@ func TestAVerdictSurvives(t *testing.T) {
 			exhausted(t, w)
 			is(t, "status", w.workload("web").Status, StatusFailed)
 		}},
-		{"the loss and return of its node", func(t *testing.T, w *world) {
+		{"loss and return of the node keep the verdict", func(t *testing.T, w *world) {
 			exhaust(w)
 			w.ok(nodeState("a", false))
 			is(t, "lost", w.workload("web").Reason.Code, CodeNodeLost)
@@ -140,7 +140,7 @@ func TestAVerdictSurvives(t *testing.T) {
 			exhausted(t, w)
 			is(t, "status", w.workload("web").Status, StatusFailed)
 		}},
-		{"that it runs, for a while", func(t *testing.T, w *world) {
+		{"a running workload keeps the verdict until the failures are cleared", func(t *testing.T, w *world) {
 			exhaust(w)
 			w.run("web")
 			is(t, "status", w.workload("web").Status, StatusRunning)
@@ -149,7 +149,7 @@ func TestAVerdictSurvives(t *testing.T) {
 			is(t, "code", w.workload("web").Reason.Code, "")
 			is(t, "verdict", w.workload("web").Retry.Verdict, Verdict{})
 		}},
-		{"the loss of a node on which it runs again", func(t *testing.T, w *world) {
+		{"the stable time restarts when the lost node of a running workload returns", func(t *testing.T, w *world) {
 			exhaust(w)
 			w.run("web")
 			w.ok(nodeState("a", false))
@@ -158,12 +158,12 @@ func TestAVerdictSurvives(t *testing.T) {
 			is(t, "stable since, heard again", w.workload("web").Retry.StableSince, w.now)
 			is(t, "status", w.workload("web").Status, StatusRunning)
 		}},
-		{"not a new specification", func(t *testing.T, w *world) {
+		{"a new specification clears the verdict", func(t *testing.T, w *world) {
 			exhaust(w)
 			w.ok(put("web", content("c1:another")))
 			is(t, "verdict", w.workload("web").Retry.Verdict, Verdict{})
 		}},
-		{"not a retry by hand", func(t *testing.T, w *world) {
+		{"a retry by hand clears the verdict", func(t *testing.T, w *world) {
 			exhaust(w)
 			w.ok(userRetry("web"))
 			is(t, "verdict", w.workload("web").Retry.Verdict, Verdict{})
@@ -171,12 +171,12 @@ func TestAVerdictSurvives(t *testing.T) {
 	})
 }
 
-func TestADeleteThatTakesTooLongSaysSo(t *testing.T) {
+func TestDeleteTimeout(t *testing.T) {
 	late := func(w *world) Command {
 		return explain("web", CodeDeleteTimeout, "node a has not let it go for 60 s", w.generation("web"))
 	}
 	provePlaced(t, []fact{
-		{"on the record, once", func(t *testing.T, w *world) {
+		{"the record has the reason, and a repetition changes nothing", func(t *testing.T, w *world) {
 			w.ok(remove("web", false))
 			w.ok(late(w))
 			is(t, "code", w.workload("web").Reason.Code, CodeDeleteTimeout)
@@ -185,11 +185,11 @@ func TestADeleteThatTakesTooLongSaysSo(t *testing.T) {
 			w.ok(actions("a", "web", action("t1", "web", 5)))
 			is(t, "actions", len(w.workload("web").Actions), 1)
 		}},
-		{"nothing else is said of it", func(t *testing.T, w *world) {
+		{"a workload that is being deleted gets no other reason", func(t *testing.T, w *world) {
 			w.ok(remove("web", false))
 			skipped(t, w.do(explain("web", CodeUnplaced, "none", w.generation("web"))), "being deleted")
 		}},
-		{"not of another generation", func(t *testing.T, w *world) {
+		{"another generation is skipped", func(t *testing.T, w *world) {
 			c := late(w)
 			w.ok(remove("web", false))
 			skipped(t, w.do(c), "generation")
@@ -199,7 +199,7 @@ func TestADeleteThatTakesTooLongSaysSo(t *testing.T) {
 
 func TestAcknowledgedAt(t *testing.T) {
 	provePlaced(t, []fact{
-		{"is when the node accepted this order", func(t *testing.T, w *world) {
+		{"AcknowledgedAt is the time at which the node accepted the present generation", func(t *testing.T, w *world) {
 			is(t, "before", w.workload("web").AcknowledgedAt, 0)
 			w.ok(w.says("web", "Pending"))
 			at := w.now
@@ -225,7 +225,7 @@ func TestRecordActions(t *testing.T) {
 		return strings.TrimSpace(out)
 	}
 	provePlaced(t, []fact{
-		{"each ended task is told once, the oldest first", func(t *testing.T, w *world) {
+		{"each ended task makes one event, the oldest first", func(t *testing.T, w *world) {
 			w.ok(actions("a", "", action("t3", "web", 0), action("t2", "web", 7), action("t1", "db", 5)))
 			is(t, "tasks", tasks(w), "t1 t2")
 			e := w.eventOf(EventAgentAction)
@@ -239,7 +239,7 @@ func TestRecordActions(t *testing.T) {
 			w.ok(actions("a", "", action("t3", "web", 9)))
 			is(t, "changes", len(w.last), 0)
 		}},
-		{"the record keeps the newest 20, and no long text", func(t *testing.T, w *world) {
+		{"the record keeps the newest 20 actions and clips long texts", func(t *testing.T, w *world) {
 			var list []*commandv1.AgentAction
 			for i := range 30 {
 				a := action(fmt.Sprint("t", i), "web", int64(100-i))
@@ -254,27 +254,27 @@ func TestRecordActions(t *testing.T) {
 			w.ok(actions("a", "web", list...))
 			is(t, "changes", len(w.last), 0)
 		}},
-		{"are forgotten with the failures", func(t *testing.T, w *world) {
+		{"actions are cleared with the failures", func(t *testing.T, w *world) {
 			w.ok(w.retry("web", 1, 0, false))
 			w.ok(actions("a", "web", action("t1", "web", 5)))
 			w.run("web")
 			w.ok(w.forgive("web"))
 			is(t, "kept", len(w.workload("web").Actions), 0)
 		}},
-		{"another node's record is left alone", func(t *testing.T, w *world) {
+		{"actions of a node that does not own the workload are not stored", func(t *testing.T, w *world) {
 			skipped(t, w.do(actions("b", "web", action("t1", "web", 5))), "is not on node")
 			is(t, "kept", len(w.workload("web").Actions), 0)
 		}},
-		{"those of one workload say nothing of the others", func(t *testing.T, w *world) {
+		{"actions of one workload do not affect other workloads", func(t *testing.T, w *world) {
 			w.ok(actions("a", "web", action("t2", "web", 9)))
 			is(t, "kept", len(w.workload("web").Actions), 1)
 			w.ok(actions("a", "", action("t2", "web", 9), action("t1", "db", 5)))
 			is(t, "told", tasks(w), "t1 t2")
 		}},
-		{"of an unknown node are refused", func(t *testing.T, w *world) {
+		{"actions of an unknown node are refused", func(t *testing.T, w *world) {
 			refused(t, w.do(actions("none", "", action("t1", "web", 5))), NotFound, "none")
 		}},
-		{"are forgotten with the node", func(t *testing.T, w *world) {
+		{"actions are cleared when the node is removed", func(t *testing.T, w *world) {
 			w.ok(actions("a", "", action("t1", "web", 5)))
 			w.ok(removeNode("a", true))
 			is(t, "until", w.s.AuditedUntil("a"), 0)

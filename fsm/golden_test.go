@@ -16,9 +16,9 @@ import (
 
 var update = flag.Bool("update", false, "add missing golden files; files that are there are never changed")
 
-// scenarios make the corpus of commands that every later version must judge as
-// the version that wrote them. A scenario is never changed: its files would not
-// follow. Add another one, and run go test ./fsm -update.
+// scenarios write the golden corpus. Every later version must apply its commands with the
+// same results as the version that wrote them. Do not change a scenario, because -update does
+// not rewrite existing files. Add a scenario, and run go test ./fsm -update.
 var scenarios = []struct {
 	name string
 	run  func(w *world)
@@ -175,7 +175,7 @@ var scenarios = []struct {
 		w.do(register("a"))
 		w.do(put("early"))
 		w.do(remove("early", false))
-		told := buried(w, hostPort(80))
+		told := deletedWhileFenced(w, hostPort(80))
 		w.do(saysOf("web", "a", "Running", told))
 		w.do(saysOf("web", "a", "Running", told))
 		left, _ := w.s.Residual("a", "web")
@@ -360,7 +360,7 @@ var scenarios = []struct {
 		w.step()
 		w.do(rolloutAction("resume"))
 		w.wait(minute)
-		w.step() // fails, and goes back
+		w.step() // fails and reverts
 		w.everybodyRuns()
 		w.wait(10 * second)
 		w.step()
@@ -480,8 +480,8 @@ var scenarios = []struct {
 
 func corpusFile(name, ext string) string { return filepath.Join("testdata", "corpus", name+ext) }
 
-// TestGoldenCorpus judges every recorded command again: bytes from the log of
-// any former version must give the verdicts and the digest that they gave then.
+// TestGoldenCorpus: the recorded logs of earlier versions still give the recorded results and
+// digests.
 func TestGoldenCorpus(t *testing.T) {
 	for _, sc := range scenarios {
 		if _, err := os.Stat(corpusFile(sc.name, ".log")); err == nil {
@@ -522,7 +522,7 @@ func TestGoldenCorpus(t *testing.T) {
 	}
 }
 
-// judged replays a recorded log and writes the verdicts down.
+// judged replays a recorded log and returns the results as text.
 func judged(t *testing.T, log []byte) []byte {
 	t.Helper()
 	var out bytes.Buffer
@@ -584,8 +584,8 @@ func mustEqualText(t *testing.T, got, want []byte) {
 	}
 }
 
-// TestGoldenMatrix pins what each mode permits. Rows are only ever added; a row
-// that changes is a change of fsm/DESIGN.md, and edited by hand.
+// TestGoldenMatrix: each mode permits the commands that matrix.golden lists. Rows are only
+// added. To change a row, change fsm/DESIGN.md and edit the file by hand.
 func TestGoldenMatrix(t *testing.T) {
 	path := filepath.Join("testdata", "matrix.golden")
 	if _, err := os.Stat(path); *update && err != nil {
@@ -598,7 +598,7 @@ func TestGoldenMatrix(t *testing.T) {
 	mustEqualText(t, []byte(Matrix()), want)
 }
 
-// TestModesDecide: the matrix is what Apply does.
+// TestModesDecide: Apply permits and refuses commands as the matrix says.
 func TestModesDecide(t *testing.T) {
 	for _, mode := range []Mode{ModeDegraded, ModeRecovery} {
 		for _, c := range []Command{

@@ -43,7 +43,7 @@ func cpu(millicores int64) func(*commandv1.WorkloadPut) {
 	return demand(func(d *commandv1.Demand) { d.CpuMillicores = millicores })
 }
 
-// confined is c as it comes from somebody who acts only there.
+// confined returns c with a head that confines its caller to namespaces.
 func confined(c Command, namespaces ...string) Command {
 	c.Head = &commandv1.Head{At: epoch0, By: "ada", Namespaces: namespaces}
 	return c
@@ -73,8 +73,7 @@ func TestNamespaceOfAWorkload(t *testing.T) {
 	w.ok(put("web", inNamespace("b")))
 }
 
-// TestNamespaceVersions: a record that was made from another one than the present changes
-// nothing.
+// TestNamespaceVersions: a put with the version of a former record is refused.
 func TestNamespaceVersions(t *testing.T) {
 	w := formed(t, "n")
 	version := func() uint64 {
@@ -99,7 +98,7 @@ func TestNamespaceVersions(t *testing.T) {
 
 func TestQuota(t *testing.T) {
 	used := func(w *world) quota.Amounts { return w.s.UseOf("a").Amounts }
-	t.Run("nothing fits that is above it, and nothing of the command is done", func(t *testing.T) {
+	t.Run("a command over the quota is refused as a whole", func(t *testing.T) {
 		w := spaced(t)
 		w.ok(put("one", inNamespace("a"), cpu(1500)))
 		refused(t, w.do(put("two", inNamespace("a"), cpu(501))), OverQuota, `"a"`, "cpu_millicores: 1500 used, 501 more asked for, limit 2000")
@@ -111,7 +110,7 @@ func TestQuota(t *testing.T) {
 		refused(t, w.do(put("four", inNamespace("a"), cpu(0))), OverQuota, "workloads: 3 used, 1 more asked for, limit 3")
 		w.ok(put("elsewhere", inNamespace("b"), cpu(9000)))
 	})
-	t.Run("a change counts by its difference", func(t *testing.T) {
+	t.Run("an update counts the difference to the former demand", func(t *testing.T) {
 		w := spaced(t)
 		w.ok(put("one", inNamespace("a"), cpu(2000)))
 		w.ok(put("one", inNamespace("a"), cpu(2000), content("c1:new")))
@@ -119,7 +118,7 @@ func TestQuota(t *testing.T) {
 		is(t, "used", used(w).CPU, 1000)
 		refused(t, w.do(put("one", cpu(2001))), OverQuota, "1000 used, 1001 more asked for")
 	})
-	t.Run("a stopped workload keeps its place, one that is being deleted has none", func(t *testing.T) {
+	t.Run("a stopped workload counts, and a workload that is being deleted does not", func(t *testing.T) {
 		w := spaced(t)
 		w.ok(put("one", inNamespace("a"), cpu(2000)))
 		w.bind("one", "n")
@@ -132,7 +131,7 @@ func TestQuota(t *testing.T) {
 		refused(t, w.do(put("one", inNamespace("a"), cpu(2000))), OverQuota)
 		refused(t, w.do(dropNamespace("a")), Conflict, "2 workloads")
 	})
-	t.Run("the members that a count leaves out make room for the others", func(t *testing.T) {
+	t.Run("deleted members of a group free their quota for the others", func(t *testing.T) {
 		w := spaced(t)
 		member := func(id string, millicores int64) *commandv1.WorkloadPut {
 			return put(id, inNamespace("a"), demand(func(d *commandv1.Demand) { d.Group, d.CpuMillicores = "g", millicores })).GetPutWorkloads().Workloads[0]
@@ -141,7 +140,7 @@ func TestQuota(t *testing.T) {
 		w.ok(puts("g", member("g-0", 2000)))
 		is(t, "used", used(w), quota.Amounts{CPU: 2000, Memory: w.workload("g-0").Demand.Memory, Workloads: 1})
 	})
-	t.Run("lowering it stops nothing, and lets everything but growth through", func(t *testing.T) {
+	t.Run("lowering the quota stops no workload and refuses only growth", func(t *testing.T) {
 		w := spaced(t)
 		w.ok(put("one", inNamespace("a"), cpu(2000)))
 		w.bind("one", "n")
@@ -154,14 +153,14 @@ func TestQuota(t *testing.T) {
 		w.ok(setDesired("one", "Running"))
 		refused(t, w.do(put("one", cpu(1901))), OverQuota)
 	})
-	t.Run("an adopted orphan counts too", func(t *testing.T) {
+	t.Run("an adopted orphan counts", func(t *testing.T) {
 		w := spaced(t)
 		w.ok(setDrifts([]*commandv1.Drift{drifted("n", "ghost", DriftOrphan)}))
 		refused(t, w.do(adopt("n", "ghost", inNamespace("a"), cpu(2001))), OverQuota)
 		w.ok(adopt("n", "ghost", inNamespace("a"), cpu(2000)))
 		is(t, "used", used(w).CPU, 2000)
 	})
-	t.Run("the default namespace may have one", func(t *testing.T) {
+	t.Run("the default namespace may have a quota", func(t *testing.T) {
 		w := spaced(t)
 		w.ok(put("old", cpu(100)))
 		w.ok(putNamespace("default", limits(200, 0, 0, 0)))
@@ -207,9 +206,9 @@ func TestConfined(t *testing.T) {
 	refused(t, w.do(confined(puts("g"), "a")), Denied, "g-0")
 }
 
-// TestSurplusIsOfOneNamespace: a group that shrinks leaves members of others alone that are
-// called alike.
-func TestSurplusIsOfOneNamespace(t *testing.T) {
+// TestScaleDownWithinNamespace: a put of fewer members deletes no workload of the same group
+// name in another namespace.
+func TestScaleDownWithinNamespace(t *testing.T) {
 	w := spaced(t)
 	member := func(id, in string) *commandv1.WorkloadPut {
 		return put(id, inNamespace(in), demand(func(d *commandv1.Demand) { d.Group = "g" })).GetPutWorkloads().Workloads[0]
@@ -276,7 +275,9 @@ func TestNamespacesAreListedInOrder(t *testing.T) {
 	is(t, "default has a record", slices.Equal(names(w, 9), []string{"a", "default", "z"}), true)
 }
 
-func TestNamespacesComeBack(t *testing.T) {
+// TestRestoredNamespaces: a restore keeps the present namespaces and counts the use of the
+// restored workloads.
+func TestRestoredNamespaces(t *testing.T) {
 	w := spaced(t)
 	w.ok(putNamespace("a", limits(2000, 0, 0, 3), users("ada")))
 	w.ok(put("web", inNamespace("a"), cpu(700)))

@@ -23,7 +23,7 @@ func TestRegisterNode(t *testing.T) {
 			res := w.do(register("a", func(n *commandv1.RegisterNode) { n.Timestamp = "2026-01-02T03:04:05Z" }))
 			is(t, "kind", res.Kind, AlreadyDone)
 		}},
-		{"the leader sees before it proposes that facts are equal", func(t *testing.T, w *world) {
+		{"SameFacts tells the leader before a proposal that a registration changes nothing", func(t *testing.T, w *world) {
 			is(t, "same", w.node("a").SameFacts(register("a").GetRegisterNode()), true)
 			is(t, "same", w.node("a").SameFacts(register("a", engine("e")).GetRegisterNode()), false)
 			w.ok(nodeState("a", false))
@@ -51,7 +51,7 @@ func TestRegisterNode(t *testing.T) {
 			is(t, "fenced", n.Fenced, false)
 			is(t, "events", strings.Join(w.events(), " "), EventNodeReady)
 		}},
-		{"names of types and drivers are brought into one form", func(t *testing.T, w *world) {
+		{"names of types and drivers are normalised", func(t *testing.T, w *world) {
 			w.ok(register("c", func(n *commandv1.RegisterNode) {
 				n.Types = []string{"VM", "docker-container", "Container", "docker-compose"}
 				n.StorageDrivers = []string{"ceph_rbd", "NFS"}
@@ -64,7 +64,7 @@ func TestRegisterNode(t *testing.T) {
 			is(t, "compose", w.node("c").Runs("compose"), true)
 			is(t, "vm", w.node("c").Runs("vm"), false)
 		}},
-		{"ports follow a node to another engine", func(t *testing.T, w *world) {
+		{"port holders move with a node to another engine", func(t *testing.T, w *world) {
 			w.place("web", "a", hostPort(80))
 			w.place("old", "a", hostPort(81))
 			w.ok(w.evict("old", CodeDraining, false))
@@ -76,7 +76,7 @@ func TestRegisterNode(t *testing.T) {
 			id, _ = w.s.PortHolder("node:a", HostPort{80, "tcp"})
 			is(t, "former engine", id, "")
 		}},
-		{"amounts follow to another first pool", func(t *testing.T, w *world) {
+		{"disk use moves to another first pool", func(t *testing.T, w *world) {
 			w.place("db", "a", demand(func(d *commandv1.Demand) { d.DiskGb = 30 }))
 			is(t, "use", w.s.Alloc("a").Disk[0], PoolUse{"main", 30})
 			w.ok(register("a", func(n *commandv1.RegisterNode) {
@@ -111,7 +111,8 @@ func TestRegisterNode(t *testing.T) {
 	}
 }
 
-// A lost machine may run something exclusive: its id is not another's to take.
+// TestRegisterInPlaceOfALostNode: another machine cannot register under the id of a lost node
+// that may still run an exclusive workload.
 func TestRegisterInPlaceOfALostNode(t *testing.T) {
 	other := func(n *commandv1.RegisterNode) { n.InstanceId = "other" }
 	silent := func(n *commandv1.RegisterNode) { n.InstanceId = "" }
@@ -122,48 +123,48 @@ func TestRegisterInPlaceOfALostNode(t *testing.T) {
 		w.ok(nodeState("a", false))
 	}
 	for _, f := range []fact{
-		{"another machine is told to fence first", func(t *testing.T, w *world) {
+		{"another machine is refused until the node is fenced", func(t *testing.T, w *world) {
 			lost(w, exclusive)
 			refused(t, w.do(register("a", other, engine("engine-z"))), Conflict,
 				"instance-a", "other", "db", "persysctl node fence a")
 			is(t, "up", w.node("a").Up, false)
 			is(t, "instance", w.node("a").Facts.InstanceID, "instance-a")
 		}},
-		{"also when it does not know its engine", func(t *testing.T, w *world) {
+		{"a machine without an engine id is refused", func(t *testing.T, w *world) {
 			lost(w, exclusive)
 			refused(t, w.do(register("a", other)), Conflict, "persysctl node fence a")
 		}},
-		{"also when it names no instance, as existing peers do", func(t *testing.T, w *world) {
+		{"a legacy v1 peer, which sends no instance id, is refused", func(t *testing.T, w *world) {
 			lost(w, exclusive)
 			refused(t, w.do(register("a", silent)), Conflict, "names no instance", "persysctl node fence a")
 		}},
-		{"also while the lease of the former one lasts", func(t *testing.T, w *world) {
+		{"a machine without an instance id is refused while the former one is up", func(t *testing.T, w *world) {
 			lost(w, exclusive)
 			w.ok(register("a", engine("engine-a")))
 			refused(t, w.do(register("a", silent)), Conflict, "persysctl node fence a")
 		}},
-		{"also when all that is left there is on its way out", func(t *testing.T, w *world) {
+		{"another machine is refused while the node has a residual of an exclusive workload", func(t *testing.T, w *world) {
 			w.ok(register("a", engine("engine-a")))
 			w.place("db", "a", exclusive)
 			w.ok(w.evict("db", CodeDraining, false))
 			w.ok(nodeState("a", false))
 			refused(t, w.do(register("a", other, engine("engine-z"))), Conflict, "db", "persysctl node fence a")
 		}},
-		{"once fenced, it may", func(t *testing.T, w *world) {
+		{"another machine registers after a fence", func(t *testing.T, w *world) {
 			lost(w, exclusive)
 			w.ok(fence("a"))
 			w.ok(register("a", other, engine("engine-z")))
 			is(t, "up", w.node("a").Up, true)
 		}},
-		{"the same instance returns", func(t *testing.T, w *world) {
+		{"the same instance registers again", func(t *testing.T, w *world) {
 			lost(w, exclusive)
 			w.ok(register("a", engine("engine-z")))
 		}},
-		{"an agent that lost its file is on the same engine", func(t *testing.T, w *world) {
+		{"an agent that lost its instance file registers with the same engine", func(t *testing.T, w *world) {
 			lost(w, exclusive)
 			w.ok(register("a", other, engine("engine-a")))
 		}},
-		{"a node without anything exclusive is not guarded", func(t *testing.T, w *world) {
+		{"another machine registers if the lost node has no exclusive workload", func(t *testing.T, w *world) {
 			lost(w)
 			w.ok(register("a", other, engine("engine-z")))
 		}},
@@ -185,7 +186,7 @@ func TestNodeStates(t *testing.T) {
 			is(t, "count", w.s.StatusCount(StatusUnknown), 1)
 			is(t, "event", w.eventOf(EventNodeLost).Node, "a")
 		}},
-		{"an exclusive workload awaits the operator, who is told the command", func(t *testing.T, w *world) {
+		{"an exclusive workload waits for a fence, and its reason names the command", func(t *testing.T, w *world) {
 			w.place("db", "a", exclusive)
 			w.ok(nodeState("a", false))
 			is(t, "reason", w.workload("db").Reason.Code, CodeAwaitFailover)
@@ -193,13 +194,13 @@ func TestNodeStates(t *testing.T) {
 				t.Errorf("message %q does not name the command", m)
 			}
 		}},
-		{"an exclusive workload that stops itself does not wait for the operator", func(t *testing.T, w *world) {
+		{"an exclusive workload with self-fencing does not wait for the operator", func(t *testing.T, w *world) {
 			w.ok(register("c", func(n *commandv1.RegisterNode) { n.SelfFencing = true }))
 			w.place("db", "c", exclusive, demand(func(d *commandv1.Demand) { d.OnLostLease = "stop" }))
 			w.ok(nodeState("c", false))
 			is(t, "reason", w.workload("db").Reason.Code, CodeNodeLost)
 		}},
-		{"what its node has not accepted as to be stopped is kept, until it has", func(t *testing.T, w *world) {
+		{"a workload is kept until its node has accepted its lease policy", func(t *testing.T, w *world) {
 			w.ok(register("c", fencing))
 			is(t, "bound", w.node("c").Facts.FenceBound, 9)
 			w.place("db", "c", exclusive)
@@ -215,7 +216,7 @@ func TestNodeStates(t *testing.T) {
 			w.ok(nodeState("c", false))
 			is(t, "reason", w.workload("db").Reason.Code, CodeNodeLost)
 		}},
-		{"a node that returns gives its workloads their state again", func(t *testing.T, w *world) {
+		{"workloads of a returning node get their former state", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.run("web")
 			w.place("new", "a")
@@ -242,7 +243,7 @@ func TestNodeStates(t *testing.T) {
 		{"an unknown node is skipped", func(t *testing.T, w *world) {
 			is(t, "skipped", w.do(nodeState("zz", false)).Skipped, 1)
 		}},
-		{"becoming ready ends no drain", func(t *testing.T, w *world) {
+		{"a node that becomes ready keeps its drain", func(t *testing.T, w *world) {
 			w.ok(drain("a", true))
 			w.ok(nodeState("a", false))
 			w.ok(nodeState("a", true))
@@ -276,7 +277,7 @@ func TestNodeAdministration(t *testing.T) {
 		{"a node that is up cannot be fenced", func(t *testing.T, w *world) {
 			refused(t, w.do(fence("a")), Conflict, "a", "Ready", "stop it first")
 		}},
-		{"a fence clears leftovers and finishes deletions", func(t *testing.T, w *world) {
+		{"a fence clears residuals and finishes deletions", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(remove("web", false))
 			w.ok(nodeState("a", false))
@@ -293,11 +294,11 @@ func TestNodeAdministration(t *testing.T) {
 			w.ok(w.evict("db", CodeNodeLost, true))
 			w.bind("db", "b")
 		}},
-		{"a node with work is not removed by accident", func(t *testing.T, w *world) {
+		{"a node with workloads is removed only by force", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			refused(t, w.do(removeNode("a", false)), Conflict, "a", "1 workloads")
 		}},
-		{"a node with leftovers is not removed by accident", func(t *testing.T, w *world) {
+		{"a node with residuals is removed only by force", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(w.evict("web", CodeDraining, false))
 			refused(t, w.do(removeNode("a", false)), Conflict, "a", "1 leftovers")
@@ -307,7 +308,7 @@ func TestNodeAdministration(t *testing.T) {
 			is(t, "nodes", w.s.NodeCount(), 1)
 			is(t, "events", strings.Join(w.events(), " "), EventNodeRemoved)
 		}},
-		{"removal by force places its work anew and finishes deletions", func(t *testing.T, w *world) {
+		{"removal by force unplaces the workloads and finishes deletions", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.place("old", "a")
 			w.ok(remove("old", false))
@@ -318,7 +319,7 @@ func TestNodeAdministration(t *testing.T) {
 			is(t, "workloads", w.s.WorkloadCount(), 1)
 			is(t, "residuals", w.s.ResidualCount(), 0)
 		}},
-		{"a lost node with work is removed without force", func(t *testing.T, w *world) {
+		{"a lost node with workloads is removed without force", func(t *testing.T, w *world) {
 			w.place("db", "a", exclusive)
 			w.ok(nodeState("a", false))
 			w.ok(removeNode("a", false))

@@ -8,7 +8,7 @@ import (
 
 func TestAssign(t *testing.T) {
 	prove(t, []fact{
-		{"binds and sends a new order", func(t *testing.T, w *world) {
+		{"binds the workload with a new generation", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			before := w.workload("web").Generation
 			res := w.ok(w.assign("web", "a"))
@@ -41,11 +41,11 @@ func TestAssign(t *testing.T) {
 			w.ok(put("web"))
 			skipped(t, w.do(w.assign("web", "z")), "z")
 		}},
-		{"skips what is placed already", func(t *testing.T, w *world) {
+		{"skips a workload that is placed already", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			skipped(t, w.do(w.assign("web", "b")), "web", "a")
 		}},
-		{"skips what is to be stopped", func(t *testing.T, w *world) {
+		{"skips a workload with desired state Stopped", func(t *testing.T, w *world) {
 			w.ok(put("web", desired("Stopped")))
 			skipped(t, w.do(w.assign("web", "a")), "Stopped")
 		}},
@@ -63,22 +63,22 @@ func TestAssign(t *testing.T) {
 			w.ok(put("vm", demand(func(d *commandv1.Demand) { d.Type = "vm" })))
 			skipped(t, w.do(w.assign("vm", "a")), "type vm")
 		}},
-		{"skips when the processor is promised", func(t *testing.T, w *world) {
+		{"skips a node with too little free CPU", func(t *testing.T, w *world) {
 			w.place("big", "a", demand(func(d *commandv1.Demand) { d.CpuMillicores = 3500 }))
 			w.ok(put("web"))
 			skipped(t, w.do(w.assign("web", "a")), "1000 millicores")
 		}},
-		{"skips when the memory is promised", func(t *testing.T, w *world) {
+		{"skips a node with too little free memory", func(t *testing.T, w *world) {
 			w.place("big", "a", demand(func(d *commandv1.Demand) { d.MemoryMib = 4000 }))
 			w.ok(put("web"))
 			skipped(t, w.do(w.assign("web", "a")), "512 MiB")
 		}},
-		{"skips when the disk is promised", func(t *testing.T, w *world) {
+		{"skips a node with too little free disk", func(t *testing.T, w *world) {
 			w.place("big", "a", demand(func(d *commandv1.Demand) { d.DiskGb = 80 }))
 			w.ok(put("db", demand(func(d *commandv1.Demand) { d.DiskGb = 30; d.StoragePool = "main" })))
 			skipped(t, w.do(w.assign("db", "a")), "30 GB", "main")
 		}},
-		{"skips a pool that the node has not", func(t *testing.T, w *world) {
+		{"skips a node without the pool", func(t *testing.T, w *world) {
 			w.ok(put("db", demand(func(d *commandv1.Demand) { d.DiskGb = 1; d.StoragePool = "fast" })))
 			skipped(t, w.do(w.assign("db", "a")), "fast")
 		}},
@@ -89,17 +89,17 @@ func TestAssign(t *testing.T) {
 			is(t, "cpu", w.s.Alloc("a").CPU, 4000)
 			is(t, "workloads", w.s.Alloc("a").Workloads, 4)
 		}},
-		{"asks nothing for a demand of zero", func(t *testing.T, w *world) {
+		{"a demand of zero fits a full node", func(t *testing.T, w *world) {
 			w.place("big", "a", demand(func(d *commandv1.Demand) { d.CpuMillicores = 4000 }))
 			w.place("tiny", "a", demand(func(d *commandv1.Demand) { d.CpuMillicores = 0 }))
 		}},
-		{"counts what may still run there", func(t *testing.T, w *world) {
+		{"counts residuals of the node", func(t *testing.T, w *world) {
 			w.place("big", "a", demand(func(d *commandv1.Demand) { d.CpuMillicores = 3500 }))
 			w.ok(w.evict("big", CodeDraining, false))
 			w.ok(put("web"))
 			skipped(t, w.do(w.assign("web", "a")), "millicores")
 		}},
-		{"two items of one command do not share the same room", func(t *testing.T, w *world) {
+		{"two items of one command do not use the same capacity", func(t *testing.T, w *world) {
 			big := demand(func(d *commandv1.Demand) { d.CpuMillicores = 3000 })
 			w.ok(put("x", big))
 			w.ok(put("y", big))
@@ -108,7 +108,7 @@ func TestAssign(t *testing.T) {
 			is(t, "skipped", res.Skipped, 1)
 			is(t, "placed", res.Items[0].ID, "x")
 		}},
-		{"a workload gets its own leftover's room back", func(t *testing.T, w *world) {
+		{"a workload can use the capacity of its own residual", func(t *testing.T, w *world) {
 			w.place("big", "a", hostPort(80), demand(func(d *commandv1.Demand) { d.CpuMillicores = 3500; d.DiskGb = 90 }))
 			w.ok(w.evict("big", CodeDraining, false))
 			w.bind("big", "a")
@@ -135,7 +135,7 @@ func TestAssign(t *testing.T) {
 			w.ok(w.evict("one", CodeDraining, false))
 			skipped(t, w.do(w.assign("one", "d")), "80/tcp", "one", "c")
 		}},
-		{"skips a port that a leftover holds", func(t *testing.T, w *world) {
+		{"skips a port that a residual holds", func(t *testing.T, w *world) {
 			w.place("one", "a", hostPort(80))
 			w.ok(remove("one", true))
 			w.ok(put("two", hostPort(80)))
@@ -143,7 +143,7 @@ func TestAssign(t *testing.T) {
 			w.ok(gone("one", "a", nil))
 			w.bind("two", "a")
 		}},
-		{"an update that wants a taken port is not the holder", func(t *testing.T, w *world) {
+		{"an update that demands a held port does not become its holder", func(t *testing.T, w *world) {
 			w.place("late", "a")
 			w.place("holder", "a", hostPort(80))
 			w.ok(put("late", hostPort(80)))
@@ -153,7 +153,7 @@ func TestAssign(t *testing.T) {
 			id, _ = w.s.PortHolder("node:a", HostPort{80, "tcp"})
 			is(t, "next", id, "late")
 		}},
-		{"an exclusive workload waits for every leftover", func(t *testing.T, w *world) {
+		{"an exclusive workload waits for all of its residuals", func(t *testing.T, w *world) {
 			w.place("db", "a", exclusive)
 			w.ok(w.evict("db", CodeDraining, false))
 			skipped(t, w.do(w.assign("db", "b")), "db", "exclusive")
@@ -180,19 +180,19 @@ func TestEvict(t *testing.T) {
 			is(t, "residual", r.Generation, wl.Generation)
 			is(t, "event", w.eventOf(EventWorkloadEvicted).Node, "a")
 		}},
-		{"a failover forgets failures", func(t *testing.T, w *world) {
+		{"a failover clears the failures", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(w.retry("web", 4, w.now+minute, false))
 			w.ok(w.evict("web", CodeNodeLost, false))
 			is(t, "retry", w.workload("web").Retry, Retry{MaxAttempts: DefaultMaxAttempts})
 			is(t, "next retry", w.s.NextRetry(), 0)
 		}},
-		{"gone leaves nothing", func(t *testing.T, w *world) {
+		{"an eviction with gone leaves no residual", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(w.evict("web", CodeMissing, true))
 			is(t, "residuals", w.s.ResidualCount(), 0)
 		}},
-		{"an exclusive workload is not called gone while its node may run it", func(t *testing.T, w *world) {
+		{"an exclusive workload is not evicted as gone while its node may run it", func(t *testing.T, w *world) {
 			w.place("db", "a", exclusive)
 			skipped(t, w.do(w.evict("db", CodeNodeLost, true)), "db", "fenced")
 			w.ok(nodeState("a", false))
@@ -221,7 +221,7 @@ func TestEvict(t *testing.T) {
 			w.ok(put("web", content("c1:ffff")))
 			skipped(t, w.do(c), "generation")
 		}},
-		{"skips what is on no node", func(t *testing.T, w *world) {
+		{"skips an unplaced workload", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			skipped(t, w.do(w.evict("web", CodeDraining, false)), "no node")
 		}},
@@ -230,7 +230,7 @@ func TestEvict(t *testing.T) {
 
 func TestScheduleRetries(t *testing.T) {
 	prove(t, []fact{
-		{"a later time is a backoff", func(t *testing.T, w *world) {
+		{"a retry at a later time is a backoff", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			at := w.now + minute
 			w.ok(w.retry("web", 2, at, false))
@@ -245,7 +245,7 @@ func TestScheduleRetries(t *testing.T) {
 			w.s.RetryDue(at, func(*Workload) bool { due++; return true })
 			is(t, "due at", due, 1)
 		}},
-		{"now is a new order of the same revision", func(t *testing.T, w *world) {
+		{"a retry now gets a new generation of the same revision", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(w.says("web", "Failed"))
 			before := *w.workload("web")
@@ -256,14 +256,14 @@ func TestScheduleRetries(t *testing.T) {
 			is(t, "revision", wl.Revision(), before.Revision())
 			is(t, "event", w.eventOf(EventRetryTriggered).Details[0], Label{"attempts", "3"})
 		}},
-		{"the last is terminal", func(t *testing.T, w *world) {
+		{"the last retry is terminal", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(w.retry("web", 5, 0, true))
 			is(t, "status", w.workload("web").Status, StatusFailed)
 			is(t, "terminal", w.workload("web").Retry.Terminal, true)
 			is(t, "event", w.eventOf(EventWorkloadFailed).Details[0], Label{"attempts", "5"})
 		}},
-		{"a success after giving up shows, and the verdict stays until the failures are forgotten", func(t *testing.T, w *world) {
+		{"a success after the last retry changes the status, and the verdict stays until the failures are cleared", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(w.retry("web", 5, 0, true))
 			w.run("web")
@@ -276,7 +276,7 @@ func TestScheduleRetries(t *testing.T) {
 			w.ok(w.retry("web", 1, 0, false))
 			skipped(t, w.do(c), "generation")
 		}},
-		{"skips what is on no node", func(t *testing.T, w *world) {
+		{"skips an unplaced workload", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			skipped(t, w.do(w.retry("web", 1, 0, false)), "no node")
 		}},
@@ -291,7 +291,7 @@ func TestExplainUnplaced(t *testing.T) {
 			is(t, "message", w.workload("web").Reason.Message, "2 nodes lack memory")
 			is(t, "event", w.eventOf(EventWorkloadUnplaced).Message, "2 nodes lack memory")
 		}},
-		{"the same again changes nothing", func(t *testing.T, w *world) {
+		{"the same explanation again changes nothing", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			w.ok(explain("web", CodeUnplaced, "none", w.generation("web")))
 			w.ok(explain("web", CodeUnplaced, "none", w.generation("web")))
@@ -301,7 +301,7 @@ func TestExplainUnplaced(t *testing.T) {
 			w.ok(put("web"))
 			skipped(t, w.do(explain("web", CodeUnplaced, "none", nil)), "generation")
 		}},
-		{"that an accepted order could not be told is late news", func(t *testing.T, w *world) {
+		{"a delivery failure of an accepted generation is skipped", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			told := explain("web", CodeDispatchFailed, "could not be told", w.generation("web"))
 			w.ok(told)
@@ -312,7 +312,7 @@ func TestExplainUnplaced(t *testing.T) {
 			skipped(t, w.do(told), "accepted the order")
 			is(t, "after it was given up", w.workload("web").Reason, why)
 		}},
-		{"is no new order", func(t *testing.T, w *world) {
+		{"an explanation keeps the generation", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			g := w.workload("web").Generation
 			w.ok(explain("web", CodeUnplaced, "none", w.generation("web")))
@@ -334,7 +334,7 @@ func TestReport(t *testing.T) {
 			is(t, "status", w.workload("web").Status, StatusPending)
 			is(t, "acknowledged", w.workload("web").Acknowledged, true)
 		}},
-		{"a state of the present order acknowledges it", func(t *testing.T, w *world) {
+		{"a state of the present generation acknowledges it", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.run("web")
 			is(t, "status", w.workload("web").Status, StatusRunning)
@@ -343,7 +343,7 @@ func TestReport(t *testing.T) {
 			w.s.Unacknowledged(func(*Workload) bool { n++; return true })
 			is(t, "unacknowledged", n, 0)
 		}},
-		{"an acknowledged update is Updating until the new order runs", func(t *testing.T, w *world) {
+		{"an acknowledged update is Updating until the new generation runs", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.run("web")
 			w.ok(put("web", content("c1:ffff")))
@@ -361,7 +361,7 @@ func TestReport(t *testing.T) {
 			is(t, "address", w.workload("web").Actual.Addresses[0], "10.0.0.7")
 			is(t, "port", w.workload("web").Actual.Ports[0], PortBinding{8080, 80, "tcp"})
 		}},
-		{"the same again changes nothing, whatever its time", func(t *testing.T, w *world) {
+		{"the same report at another time changes nothing", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.run("web")
 			w.run("web")
@@ -385,7 +385,7 @@ func TestReport(t *testing.T) {
 			w.place("web", "a")
 			is(t, "skipped", w.do(w.says("web", "Dancing")).Skipped, 1)
 		}},
-		{"a peer without generations is believed once it accepted", func(t *testing.T, w *world) {
+		{"reports of a peer without generations count after it accepted the order", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			running := func(r *commandv1.WorkloadReport) { r.Generation, r.State = nil, "Running" }
 			is(t, "skipped before", w.do(of(w, "web", running)).Skipped, 1)
@@ -419,7 +419,7 @@ func TestReport(t *testing.T) {
 			is(t, "status", w.workload("web").Status, StatusRetryPending)
 			is(t, "reason", w.workload("web").Reason.Code, CodeBackoff)
 		}},
-		{"success ends a backoff, and failures count on", func(t *testing.T, w *world) {
+		{"success ends a backoff and keeps the failure count", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(w.says("web", "Failed"))
 			w.ok(w.retry("web", 1, w.now+minute, false))
@@ -437,7 +437,7 @@ func TestReport(t *testing.T) {
 			is(t, "reason", wl.Reason.Code, CodeApplyRefused)
 			is(t, "acknowledged", wl.Acknowledged, true)
 		}},
-		{"gone of an assigned workload is Missing and stays bound", func(t *testing.T, w *world) {
+		{"an assigned workload that is reported gone is Missing and stays bound", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.run("web")
 			w.ok(of(w, "web", func(r *commandv1.WorkloadReport) { r.Gone = true }))
@@ -447,14 +447,14 @@ func TestReport(t *testing.T) {
 			is(t, "reason", wl.Reason.Code, CodeMissing)
 			is(t, "node", wl.Node, "a")
 		}},
-		{"gone of a former generation keeps the leftover", func(t *testing.T, w *world) {
+		{"a gone report of a former generation keeps the residual", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			old := w.generation("web")
 			w.ok(w.evict("web", CodeDraining, false))
 			is(t, "skipped", w.do(gone("web", "a", old)).Skipped, 1)
 			is(t, "residuals", w.s.ResidualCount(), 1)
 		}},
-		{"gone without a generation clears the leftover", func(t *testing.T, w *world) {
+		{"a gone report without a generation clears the residual", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(w.evict("web", CodeDraining, false))
 			w.ok(gone("web", "a", nil))
@@ -474,7 +474,7 @@ func TestReport(t *testing.T) {
 }
 
 func TestAFencedNodeReturns(t *testing.T) {
-	// db ran on a, which was lost and fenced; it was placed on b; a is back.
+	// db ran on node a, which was lost and fenced. db was placed on b. Then a registered again.
 	back := func(w *world, opts ...func(*commandv1.WorkloadPut)) (former *commandv1.Generation) {
 		w.place("db", "a", opts...)
 		w.run("db")
@@ -491,7 +491,7 @@ func TestAFencedNodeReturns(t *testing.T) {
 		return report(&commandv1.WorkloadReport{Workload: "db", Node: "a", Generation: g, State: state})
 	}
 	for _, state := range []string{"Pending", "Running", "Stopped", "Failed", "Unknown"} {
-		prove(t, []fact{{"what it says is " + state + " is left over until it is gone", func(t *testing.T, w *world) {
+		prove(t, []fact{{"an instance reported as " + state + " is a residual until it is gone", func(t *testing.T, w *world) {
 			former := back(w, exclusive, hostPort(80))
 			w.ok(said(former, state))
 			r, ok := w.s.Residual("a", "db")
@@ -506,13 +506,13 @@ func TestAFencedNodeReturns(t *testing.T) {
 		}}})
 	}
 	prove(t, []fact{
-		{"a second word adds nothing", func(t *testing.T, w *world) {
+		{"a second report changes nothing", func(t *testing.T, w *world) {
 			former := back(w)
 			w.ok(said(former, "Running"))
 			w.do(said(former, "Failed"))
 			is(t, "changes", len(w.last), 0)
 		}},
-		{"an exclusive workload without a node is placed nowhere until it is gone", func(t *testing.T, w *world) {
+		{"an unplaced exclusive workload is not placed until its residual is gone", func(t *testing.T, w *world) {
 			w.place("db", "a", exclusive)
 			former := w.generation("db")
 			w.ok(nodeState("a", false))
@@ -524,7 +524,7 @@ func TestAFencedNodeReturns(t *testing.T) {
 			w.ok(gone("db", "a", nil))
 			w.bind("db", "b")
 		}},
-		{"a removed node that registers again is told too", func(t *testing.T, w *world) {
+		{"an instance on a node that was removed and registered again is a residual", func(t *testing.T, w *world) {
 			w.place("db", "a")
 			former := w.generation("db")
 			w.ok(nodeState("a", false))
@@ -534,7 +534,7 @@ func TestAFencedNodeReturns(t *testing.T) {
 			w.ok(said(former, "Running"))
 			is(t, "residuals", w.s.ResidualCount(), 1)
 		}},
-		{"a record that is being deleted waits for it", func(t *testing.T, w *world) {
+		{"a workload that is being deleted waits for its residual", func(t *testing.T, w *world) {
 			former := back(w)
 			w.ok(remove("db", false))
 			w.ok(said(former, "Running"))
@@ -550,15 +550,15 @@ func TestAFencedNodeReturns(t *testing.T) {
 	}{
 		{"gone", func(_ *world, g *commandv1.Generation) Command { return gone("db", "a", g) }},
 		{"Missing", func(_ *world, g *commandv1.Generation) Command { return said(g, "Missing") }},
-		{"nothing about its state", func(_ *world, g *commandv1.Generation) Command { return said(g, "") }},
+		{"an empty state", func(_ *world, g *commandv1.Generation) Command { return said(g, "") }},
 		{"no generation", func(*world, *commandv1.Generation) Command { return said(nil, "Running") }},
 		{"the present generation", func(w *world, _ *commandv1.Generation) Command { return said(w.generation("db"), "Running") }},
-		{"something while it is down", func(w *world, g *commandv1.Generation) Command {
+		{"a running instance while the node is down", func(w *world, g *commandv1.Generation) Command {
 			w.ok(nodeState("a", false))
 			return said(g, "Running")
 		}},
 	} {
-		prove(t, []fact{{"nothing is left over when it says " + c.name, func(t *testing.T, w *world) {
+		prove(t, []fact{{"no residual after a report of " + c.name, func(t *testing.T, w *world) {
 			former := back(w)
 			is(t, "skipped", w.do(c.said(w, former)).Skipped, 1)
 			is(t, "residuals", w.s.ResidualCount(), 0)

@@ -25,7 +25,7 @@ func TestFormerPorts(t *testing.T) {
 		w.ok(put("web", content("c1:new"), hostPort(81), hostPort(443)))
 	}
 	for _, f := range []fact{
-		{"are held until the new revision runs", func(t *testing.T, w *world) {
+		{"former ports are held until the new revision runs", func(t *testing.T, w *world) {
 			changed(w)
 			is(t, "80", holder(w, 80), "web")
 			is(t, "443", holder(w, 443), "web")
@@ -33,45 +33,45 @@ func TestFormerPorts(t *testing.T) {
 			is(t, "80", holder(w, 80), "")
 			is(t, "81", holder(w, 81), "web")
 		}},
-		{"are held through another change", func(t *testing.T, w *world) {
+		{"former ports are held through another change", func(t *testing.T, w *world) {
 			changed(w)
 			w.ok(put("web", content("c1:newer"), hostPort(8080)))
 			is(t, "former", fmt.Sprint(w.workload("web").FormerPorts), "[{80 tcp} {81 tcp} {443 tcp}]")
 		}},
-		{"are free once it is stopped", func(t *testing.T, w *world) {
+		{"former ports are free once the workload is stopped", func(t *testing.T, w *world) {
 			changed(w)
 			w.ok(setDesired("web", "Stopped"))
 			is(t, "80", holder(w, 80), "web")
 			w.ok(w.says("web", "Stopped"))
 			is(t, "80", holder(w, 80), "")
 		}},
-		{"are held while it is pending or unknown", func(t *testing.T, w *world) {
+		{"former ports are held while the workload is Pending or Unknown", func(t *testing.T, w *world) {
 			changed(w)
 			for _, state := range []string{"Pending", "Unknown"} {
 				w.ok(w.says("web", state))
 				is(t, state, holder(w, 80), "web")
 			}
 		}},
-		{"of a failed one are those that its former instance still binds", func(t *testing.T, w *world) {
+		{"a failed workload holds the former ports that its former instance still binds", func(t *testing.T, w *world) {
 			changed(w)
 			w.ok(failed(w, 80))
 			is(t, "80", holder(w, 80), "web")
 			w.ok(failed(w))
 			is(t, "80", holder(w, 80), "")
 		}},
-		{"of one that its node has lost are held by nobody", func(t *testing.T, w *world) {
+		{"a Missing workload holds no former ports", func(t *testing.T, w *world) {
 			changed(w)
 			w.ok(w.says("web", "Missing"))
 			is(t, "80", holder(w, 80), "")
 		}},
-		{"of a refused order are all still held", func(t *testing.T, w *world) {
+		{"former ports are held after a refused order", func(t *testing.T, w *world) {
 			changed(w)
 			c := failed(w)
 			c.GetReport().Reports[0].Refused = true
 			w.ok(c)
 			is(t, "80", holder(w, 80), "web")
 		}},
-		{"go into the residual with the workload", func(t *testing.T, w *world) {
+		{"an eviction moves the former ports to the residual", func(t *testing.T, w *world) {
 			changed(w)
 			w.ok(w.evict("web", CodeDraining, false))
 			is(t, "80", holder(w, 80), "web")
@@ -80,7 +80,7 @@ func TestFormerPorts(t *testing.T) {
 			w.ok(gone("web", "a", nil))
 			is(t, "80", holder(w, 80), "")
 		}},
-		{"come back with it to where it was left", func(t *testing.T, w *world) {
+		{"a workload placed on its former node holds its former ports there again", func(t *testing.T, w *world) {
 			w.place("web", "a", hostPort(80))
 			w.run("web")
 			w.ok(w.evict("web", CodeNodeLost, false))
@@ -90,21 +90,21 @@ func TestFormerPorts(t *testing.T) {
 			w.run("web")
 			is(t, "80", holder(w, 80), "")
 		}},
-		{"end with a node that is known to be dead", func(t *testing.T, w *world) {
+		{"former ports are free after the node was fenced", func(t *testing.T, w *world) {
 			changed(w)
 			w.ok(nodeState("a", false))
 			w.ok(fence("a"))
 			w.ok(w.evict("web", CodeNodeLost, true))
 			is(t, "80", holder(w, 80), "")
 		}},
-		{"follow a node to another engine", func(t *testing.T, w *world) {
+		{"former ports move with a node to another engine", func(t *testing.T, w *world) {
 			changed(w)
 			w.ok(register("a", engine("e")))
 			is(t, "80", holder(w, 80), "")
 			id, _ := w.s.PortHolder("e", HostPort{80, "tcp"})
 			is(t, "80 of e", id, "web")
 		}},
-		{"are refused to others, and come before who wanted them earlier", func(t *testing.T, w *world) {
+		{"former ports are refused to other workloads, then go to the workload that demanded them first", func(t *testing.T, w *world) {
 			w.place("late", "a")
 			changed(w)
 			w.ok(put("late", hostPort(80)))

@@ -16,7 +16,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// sum reads everything that a published state shows.
+// sum reads every record of a published state.
 func sum(s State) uint64 {
 	h := xxhash.New()
 	if err := s.WriteSnapshot(h); err != nil {
@@ -36,8 +36,8 @@ func sum(s State) uint64 {
 	return h.Sum64()
 }
 
-// TestPublishedStatesNeverChange holds every published state while the writer
-// goes on, and reads all of each again and again. Run it with -race.
+// TestPublishedStatesNeverChange: a published state does not change while the writer continues.
+// Run it with -race.
 func TestPublishedStatesNeverChange(t *testing.T) {
 	w := formed(t, "a", "b")
 	for i := range 200 { // more than one node of each tree
@@ -80,7 +80,7 @@ func TestPublishedStatesNeverChange(t *testing.T) {
 	is(t, "first", sum(first.s), first.sum)
 }
 
-// TestForks: two futures of one state do not see each other.
+// TestForks: two transactions that begin from one state do not affect each other.
 func TestForks(t *testing.T) {
 	base := formed(t, "a").s
 	before := sum(base)
@@ -100,8 +100,7 @@ func TestForks(t *testing.T) {
 	is(t, "check", two.Check(), nil)
 }
 
-// TestPure: no clock, randomness, goroutine, I/O, map or mutable variable in the
-// package itself.
+// TestPure: the package uses no clock, randomness, goroutine, I/O, map or mutable variable.
 func TestPure(t *testing.T) {
 	forbidden := map[string]string{
 		"context": "nothing here waits", "os": "nothing here reads the machine", "net": "nothing here talks",

@@ -13,8 +13,8 @@ import (
 	"github.com/persys/compute/fsm/quota"
 )
 
-// stream draws commands that mostly make sense in the present state, out of a
-// small set of names so that they meet, and sometimes none at all.
+// stream draws random commands. Most are valid in the present state, some are not. Names come
+// from small sets so that commands affect the same records.
 type stream struct {
 	rt   *rapid.T
 	now  int64
@@ -28,7 +28,7 @@ func (g *stream) pick(what string, from ...string) string {
 func (g *stream) n(what string, lo, hi int) int { return rapid.IntRange(lo, hi).Draw(g.rt, what) }
 func (g *stream) bool(what string) bool         { return rapid.Bool().Draw(g.rt, what) }
 
-// odd is rarely odd, otherwise one of the values that are in order.
+// odd returns the invalid value odd rarely, else one of the valid values.
 func (g *stream) odd(what, odd string, from ...string) string {
 	if g.n(what+" odd", 0, 29) == 0 {
 		return odd
@@ -39,7 +39,7 @@ func (g *stream) odd(what, odd string, from ...string) string {
 func (g *stream) workload() string { return g.pick("workload", "w0", "w1", "w2", "w3", "g-0", "g-1") }
 func (g *stream) node() string     { return g.pick("node", "a", "b", "c") }
 
-// generation is usually the present one.
+// generation returns the present generation of a workload, rarely another one.
 func (g *stream) generation(s State, id string) *commandv1.Generation {
 	w, ok := s.Workload(id)
 	if tombstone, dead := s.Tombstone(id); dead && g.bool("of the dead") {
@@ -113,7 +113,8 @@ func (g *stream) report(s State) *commandv1.WorkloadReport {
 	return r
 }
 
-// advance is what the leader would do about the group g now or later, or something else.
+// advance draws the command that the leader would propose for the rollout of group g now or
+// later, or an arbitrary one.
 func (g *stream) advance(s State) Command {
 	b := &commandv1.AdvanceRollout{Group: "g"}
 	if r, ok := s.Rollout("g"); ok {
@@ -129,7 +130,7 @@ func (g *stream) advance(s State) Command {
 	return &commandv1.Command{Body: &commandv1.Command_AdvanceRollout{AdvanceRollout: b}}
 }
 
-// command draws one; arms are weighted towards those that move things.
+// command draws a command. Types that place and move workloads are drawn more often.
 func (g *stream) command(s State) Command {
 	c := &commandv1.Command{}
 	id := g.workload()
@@ -267,11 +268,11 @@ func (g *stream) command(s State) Command {
 	return c
 }
 
-// start is a formed cluster with two nodes.
+// start returns the state of a formed cluster with two nodes.
 func start(t testing.TB) State { return formed(t, "a", "b").s }
 
-// TestRandomStreams applies random commands to one state and checks, after every
-// one, all invariants, and that a refusal left the records alone.
+// TestRandomStreams: after every random command all invariants hold, and a refused command
+// has changed no records.
 func TestRandomStreams(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		s := New()
@@ -305,8 +306,10 @@ func TestRandomStreams(t *testing.T) {
 	})
 }
 
-// checkNamespaces proves that no command but one that lowers a quota leads over it, that
-// no workload moves, and that who is confined touched nothing elsewhere.
+// checkNamespaces checks that:
+//   - the use of a namespace does not grow beyond its quota;
+//   - no workload changes its namespace;
+//   - a confined caller changes no workload of another namespace.
 func checkNamespaces(rt *rapid.T, before, after State, c Command) {
 	after.Namespaces(func(n *Namespace) bool {
 		was, now := before.UseOf(n.Name).Amounts, after.UseOf(n.Name).Amounts
@@ -329,8 +332,8 @@ func checkNamespaces(rt *rapid.T, before, after State, c Command) {
 	}
 }
 
-// checkChanges proves that the changes are the whole difference: walking them
-// from the state before leads to the state after.
+// checkChanges checks that the changes are complete: applied to the state before, they give the
+// state after.
 func checkChanges(rt *rapid.T, before, after State, changes []Change) {
 	workloads := map[string]*Workload{}
 	before.Workloads("", func(w *Workload) bool { workloads[w.ID] = w; return true })
@@ -405,9 +408,9 @@ func checkChanges(rt *rapid.T, before, after State, changes []Change) {
 	})
 }
 
-// TestReplayFromAnyPrefix: a state restored from a snapshot at any point is the
-// state that was written, and the rest of the log leads both to the same end;
-// so does the log in batches of any size, read back from its bytes.
+// TestReplayFromAnyPrefix: a state that was read from a snapshot equals the written state, and
+// the remaining log leads both to the same state. Batches of any size that are decoded from
+// their bytes give the same state.
 func TestReplayFromAnyPrefix(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		s := start(t)
@@ -442,7 +445,7 @@ func TestReplayFromAnyPrefix(t *testing.T) {
 	})
 }
 
-// TestOneTxOrMany: commands in one transaction judge as they would one by one.
+// TestOneTxOrMany: commands give the same results in one transaction as in one transaction each.
 func TestOneTxOrMany(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		one := start(t)

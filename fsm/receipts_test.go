@@ -33,7 +33,7 @@ func TestReceipts(t *testing.T) {
 			is(t, "kind", res.Kind, NotFound)
 			is(t, "duplicate", res.Duplicate, true)
 		}},
-		{"a frozen request may be sent again under its id", func(t *testing.T, w *world) {
+		{"a request that was refused in a frozen mode may be repeated with its id", func(t *testing.T, w *world) {
 			id := requestAt(w.now, 1)
 			w.ok(setMode("degraded", "etcd is away"))
 			refused(t, w.as(id, put("web")), Frozen, "degraded", "etcd is away")
@@ -41,7 +41,7 @@ func TestReceipts(t *testing.T) {
 			w.ok(setMode("normal", ""))
 			is(t, "kind", w.as(id, put("web")).Kind, OK)
 		}},
-		{"an answered request is answered in a frozen mode", func(t *testing.T, w *world) {
+		{"a repeated request is answered in a frozen mode", func(t *testing.T, w *world) {
 			id := requestAt(w.now, 1)
 			w.as(id, put("web"))
 			w.ok(setMode("degraded", "etcd is away"))
@@ -124,7 +124,7 @@ func TestReceiptRetention(t *testing.T) {
 			is(t, "too old leaves no receipt", tx.Commit().ReceiptCount(), c.kept)
 		})
 	}
-	t.Run("the oldest are dropped when all together have too many bytes", func(t *testing.T) {
+	t.Run("the oldest receipts are dropped when the total size is over the limit", func(t *testing.T) {
 		w := formed(t)
 		tx := w.s.Begin()
 		tx.retention = small
@@ -136,7 +136,7 @@ func TestReceiptRetention(t *testing.T) {
 		}
 		is(t, "kept", tx.Commit().ReceiptCount(), 3)
 	})
-	t.Run("an id from a clock that is ahead never makes present ones too old", func(t *testing.T) {
+	t.Run("an id from a clock that is ahead does not make present ids too old", func(t *testing.T) {
 		tx := formed(t).s.Begin()
 		tx.retention = small
 		now := epoch0 + minute
@@ -152,7 +152,7 @@ func TestReceiptRetention(t *testing.T) {
 			is(t, "kind", send(requestAt(now, uint32(i+1))).Kind, OK)
 		}
 	})
-	t.Run("an id from a clock that is behind is told so", func(t *testing.T) {
+	t.Run("the refusal of an id from a clock that is behind names the clock", func(t *testing.T) {
 		w := formed(t)
 		for i := range 2 {
 			w.wait(2 * 60 * minute)
@@ -165,8 +165,8 @@ func TestReceiptRetention(t *testing.T) {
 	})
 }
 
-// TestReceiptsFromAClockAhead: a client whose clock is ahead sends more requests
-// than are kept; the others' requests are answered all the same.
+// TestReceiptsFromAClockAhead: a client whose clock is ahead sends more requests than are kept.
+// Requests of other clients are still answered.
 func TestReceiptsFromAClockAhead(t *testing.T) {
 	tx := formed(t).s.Begin()
 	tx.retention = receipts.Retention{MinAge: 10 * time.Second, MaxAge: 1000 * time.Second, Min: 4, Max: 8}
@@ -197,7 +197,7 @@ func TestReceiptsFromAClockAhead(t *testing.T) {
 			t.Fatalf("request %d from a clock ahead is run again: %+v", i, res)
 		}
 	}
-	// Its time passes, and so does the excess.
+	// After the clock has passed these ids, the excess receipts are dropped.
 	now += 5 * minute
 	for i := range 20 {
 		send(requestAt(now, uint32(2000+i)))

@@ -17,7 +17,7 @@ import (
 	"github.com/persys/compute/fsm/receipts"
 )
 
-// fill sets every field below v to something random; lists get 0 to 3 elements.
+// fill sets every field below v to a random value. Lists get 0 to 3 elements.
 func fill(rt *rapid.T, v reflect.Value, path string) {
 	switch v.Kind() {
 	case reflect.Struct:
@@ -47,7 +47,7 @@ func fill(rt *rapid.T, v reflect.Value, path string) {
 		}
 	case reflect.Pointer:
 		switch v.Type() {
-		case reflect.TypeFor[*history](): // which has a record of its own
+		case reflect.TypeFor[*history](): // stored in records of its own
 		case reflect.TypeFor[*Demand](), reflect.TypeFor[*Observation](): // parts, shared by versions of a record
 			v.Set(reflect.New(v.Type().Elem()))
 			fill(rt, v.Elem(), path)
@@ -59,15 +59,15 @@ func fill(rt *rapid.T, v reflect.Value, path string) {
 	}
 }
 
-// sortLabels brings a filled demand into the form that demandOf keeps.
+// sortLabels sorts the labels of a filled demand, as demandOf does.
 func sortLabels(d *Demand) {
 	for i := range d.Labels {
 		d.Labels[i].Key = fmt.Sprintf("k%d", i)
 	}
 }
 
-// TestRecordsSurviveTheSnapshotCodec: every field of every record is kept, also
-// one that is added tomorrow and forgotten in records.go.
+// TestRecordsSurviveTheSnapshotCodec: a snapshot keeps every field of every record. The test
+// fails for a new field that is missing in records.go.
 func TestRecordsSurviveTheSnapshotCodec(t *testing.T) {
 	same := func(rt *rapid.T, a, b any) {
 		if !reflect.DeepEqual(a, b) {
@@ -140,7 +140,7 @@ func TestRecordsSurviveTheSnapshotCodec(t *testing.T) {
 
 		var verdict Result
 		fill(rt, reflect.ValueOf(&verdict).Elem(), "Result")
-		verdict.Skipped, verdict.Duplicate = 0, false // of planner commands and of answers: not stored
+		verdict.Skipped, verdict.Duplicate = 0, false // not stored in receipts
 		var writer outcomes
 		rc := receipts.Receipt{Seq: 4, Request: [16]byte{1, 2, 3}, At: 5, Answer: slices.Clone(writer.of(&verdict))}
 		back, err := receiptOf(receiptPB(rc), &writer)
@@ -165,7 +165,7 @@ func TestRecordsSurviveTheSnapshotCodec(t *testing.T) {
 	})
 }
 
-// done is a receipt with the answer to something that was done.
+// done returns rc with the encoded answer w.
 func done(rc receipts.Receipt, w *outcomes) receipts.Receipt {
 	res := resultOf(outcomeOf(rc))
 	res.Kind, res.Reason, res.Index = OK, "", max(1, res.Index)
@@ -173,8 +173,7 @@ func done(rc receipts.Receipt, w *outcomes) receipts.Receipt {
 	return rc
 }
 
-// TestDigestCoversEveryField: changing any single field of a record changes what
-// the digest folds.
+// TestDigestCoversEveryField: a change of any single field of a record changes the digest.
 func TestDigestCoversEveryField(t *testing.T) {
 	full := func(v any) {
 		deepSet(reflect.ValueOf(v).Elem())
@@ -192,12 +191,12 @@ func TestDigestCoversEveryField(t *testing.T) {
 	for _, v := range []any{&w, &n, &r, &rep, &e, &m, &a, &tok, &ad, &rev} {
 		full(v)
 	}
-	m.ClusterKeyID, m.TrustVersion = "k", 1 // folded once they are set
+	m.ClusterKeyID, m.TrustVersion = "k", 1 // part of the digest only if set
 	m.GossipRing, m.GossipVersion = "r", 1
 	for _, c := range []struct {
 		record any
 		encode func(*encoder)
-		except string // field that is folded elsewhere
+		except string // field that another part of the digest covers
 	}{
 		{&w, func(b *encoder) { b.workload(&w) }, ""},
 		{&n, func(b *encoder) { b.node(&n) }, ""},
@@ -230,7 +229,8 @@ func TestDigestCoversEveryField(t *testing.T) {
 	}
 }
 
-// deepSet gives every list one element and makes every part, so that eachLeaf reaches its fields.
+// deepSet gives every list one element and allocates every pointer, so that eachLeaf reaches all
+// fields.
 func deepSet(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Struct:
@@ -248,7 +248,7 @@ func deepSet(v reflect.Value) {
 	}
 }
 
-// eachLeaf visits every scalar below v, and every list as a whole.
+// eachLeaf calls visit for every scalar below v, and for every list as a whole.
 func eachLeaf(v reflect.Value, path string, visit func(string, func() func())) {
 	set := func(to reflect.Value) func() func() {
 		return func() func() {
@@ -276,7 +276,7 @@ func eachLeaf(v reflect.Value, path string, visit func(string, func() func())) {
 		visit(path, set(reflect.ValueOf(v.Uint()+1).Convert(v.Type())))
 	case reflect.Pointer:
 		switch v.Type() {
-		case reflect.TypeFor[*history](): // what follows from records that are folded is not
+		case reflect.TypeFor[*history](): // derived from records that the digest covers
 		case reflect.TypeFor[*Demand](), reflect.TypeFor[*Observation]():
 			eachLeaf(v.Elem(), path, visit)
 		default:
@@ -287,7 +287,7 @@ func eachLeaf(v reflect.Value, path string, visit func(string, func() func())) {
 	}
 }
 
-// TestDigest: the digest tells histories apart.
+// TestDigest: different histories have different digests.
 func TestDigest(t *testing.T) {
 	base := formed(t, "a").s
 	after := func(m Meta, c Command) uint64 {
@@ -316,7 +316,7 @@ func TestDigest(t *testing.T) {
 	}
 }
 
-// TestSnapshotRefusals: whatever is wrong with a snapshot is named.
+// TestSnapshotRefusals: the error for a corrupt snapshot names the defect.
 func TestSnapshotRefusals(t *testing.T) {
 	w := formed(t, "a", "b")
 	w.place("web", "a", hostPort(80))
@@ -336,9 +336,9 @@ func TestSnapshotRefusals(t *testing.T) {
 		{"another magic", edit(func(b []byte) []byte { b[3] = 'q'; return b }), "magic"},
 		{"a cut in the middle", good[:len(good)/2], "ends within or before"},
 		{"a cut of the last byte", good[:len(good)-1], "ends within or before the record"},
-		{"a byte too many", append(bytes.Clone(good), 0), "bytes follow the trailer"},
+		{"a byte after the trailer", append(bytes.Clone(good), 0), "bytes follow the trailer"},
 		{"a flipped bit of a spec", edit(func(b []byte) []byte { b[bytes.Index(b, []byte("spec of web"))] ^= 1; return b }), "checksum"},
-		{"an absurd length", append(bytes.Clone(good[:1+int(good[0])]), 0xff, 0xff, 0xff, 0xff, 0x0f), "bytes, at most"},
+		{"a length over the limit", append(bytes.Clone(good[:1+int(good[0])]), 0xff, 0xff, 0xff, 0xff, 0x0f), "bytes, at most"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := ReadSnapshot(bytes.NewReader(c.data))
@@ -358,15 +358,15 @@ func TestSnapshotRefusals(t *testing.T) {
 	})
 }
 
-// TestTextsOfOthersInSnapshots: what was asked for under a long name is refused in words that
-// a snapshot can hold, and one is written also where a former version cut a character in two.
-func TestTextsOfOthersInSnapshots(t *testing.T) {
+// TestLongNamesInSnapshots: a reason that quotes a long name is clipped to valid UTF-8, and a
+// snapshot that holds it can be read.
+func TestLongNamesInSnapshots(t *testing.T) {
 	long := strings.Repeat("x", clipped-1) + "\u00e4\u00e4"
 	for name, ask := range map[string]func(*world) Command{
-		"a join token":             func(w *world) Command { return join(w, long, "agent", "a") },
-		"a namespace":              func(*world) Command { return putNamespace(long) },
-		"a workload's namespace":   func(*world) Command { return put("web", inNamespace(long)) },
-		"the namespace to be gone": func(*world) Command { return dropNamespace(long) },
+		"a join token":           func(w *world) Command { return join(w, long, "agent", "a") },
+		"a namespace":            func(*world) Command { return putNamespace(long) },
+		"a workload's namespace": func(*world) Command { return put("web", inNamespace(long)) },
+		"a namespace to delete":  func(*world) Command { return dropNamespace(long) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := formed(t)
@@ -383,18 +383,18 @@ func TestTextsOfOthersInSnapshots(t *testing.T) {
 	}
 }
 
-// TestSnapshotInvariants: a checksum proves only that the bytes are those that
-// were written; what they say is audited too.
+// TestSnapshotInvariants: ReadSnapshot refuses a snapshot with a correct checksum whose records
+// break an invariant.
 func TestSnapshotInvariants(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		spoil func(w *world)
 		want  string
 	}{
-		{"a workload on no such node", func(w *world) { w.workload("web").Node = "z" }, `node "z"`},
-		{"a status that does not follow", func(w *world) { w.workload("web").Status = StatusFailed }, "status Failed"},
-		{"a generation from the future", func(w *world) { w.workload("web").Generation.Sequence = 999 }, "generation"},
-		{"a workload that is nowhere and nothing", func(w *world) { w.workload("web").Desired = "Odd" }, "Odd"},
+		{"a workload on an unknown node", func(w *world) { w.workload("web").Node = "z" }, `node "z"`},
+		{"a status that does not match the record", func(w *world) { w.workload("web").Status = StatusFailed }, "status Failed"},
+		{"a generation that was never issued", func(w *world) { w.workload("web").Generation.Sequence = 999 }, "generation"},
+		{"an unknown desired state", func(w *world) { w.workload("web").Desired = "Odd" }, "Odd"},
 		{"a fenced node that is up", func(w *world) { w.node("a").Fenced = true }, "fenced and up"},
 		{"a newer feature level", func(w *world) { w.s.r.info.FeatureLevel = FeatureLevel + 1 }, "feature level"},
 		{"a tombstone of a workload that exists", func(w *world) {
@@ -417,8 +417,8 @@ func TestSnapshotInvariants(t *testing.T) {
 	}
 }
 
-// TestCheckFindsSpoiltIndexes: the auditor notices every derived table.
-func TestCheckFindsSpoiltIndexes(t *testing.T) {
+// TestCheckFindsCorruptIndexes: Check finds a defect in every derived table.
+func TestCheckFindsCorruptIndexes(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		spoil func(r *root)

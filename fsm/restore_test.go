@@ -7,7 +7,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// later is a moment whose milliseconds are above every incarnation in use.
+// later is a time, in ns since 1970, whose milliseconds are above every incarnation in use.
 const later = int64(4_000_000_000_000) * 1_000_000
 
 func restored(t *testing.T, backup, present State) State {
@@ -22,16 +22,17 @@ func restored(t *testing.T, backup, present State) State {
 	return s
 }
 
-// wentOn is w with another state under it, for more commands.
-func (w *world) wentOn(s State) *world {
+// withState returns a copy of w with the state s.
+func (w *world) withState(s State) *world {
 	next := *w
 	next.s, next.index = s, max(w.index, s.Info().Index)
 	return &next
 }
 
-// formedAnew is the cluster of w after all of its schedulers were lost.
-func formedAnew(w *world) *world {
-	fresh := virgin(w.t)
+// formedAgain returns a newly formed cluster with the cluster id of w, as after the loss of all
+// schedulers.
+func formedAgain(w *world) *world {
+	fresh := uninitialised(w.t)
 	c := initCluster(w.s.Info().ClusterID)
 	c.GetInitCluster().Incarnation = w.s.Info().Incarnation + 1
 	fresh.ok(c)
@@ -51,7 +52,7 @@ func TestRestored(t *testing.T) {
 		{"a new cluster gets everything under a new incarnation", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.run("web")
-			fresh := formedAnew(w)
+			fresh := formedAgain(w)
 			s := restored(t, w.s, fresh.s)
 			x, _ := s.Workload("web")
 			is(t, "node", x.Node, "a")
@@ -62,11 +63,11 @@ func TestRestored(t *testing.T) {
 			is(t, "event", lastEvent(s).Type, EventClusterRestored)
 			is(t, "by", lastEvent(s).By, "admin")
 		}},
-		{"a new cluster that agents have found before keeps their nodes, and the backup says what is where", func(t *testing.T, w *world) {
+		{"a new cluster keeps the nodes that have registered and takes placements from the backup", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.run("web")
 			w.ok(nodeState("a", false))
-			fresh := formedAnew(w)
+			fresh := formedAgain(w)
 			fresh.ok(register("a", engine("another")))
 			s := restored(t, w.s, fresh.s)
 			x, _ := s.Workload("web")
@@ -76,10 +77,10 @@ func TestRestored(t *testing.T) {
 			is(t, "a's engine", n.Engine(), "another")
 			is(t, "nodes", s.NodeCount(), 2)
 		}},
-		{"what was cordoned or draining is so, though agents have found the new cluster before", func(t *testing.T, w *world) {
+		{"nodes that have registered with the new cluster keep cordon and drain of the backup", func(t *testing.T, w *world) {
 			w.ok(cordon("a", true))
 			w.ok(drain("b", true))
-			fresh := formedAnew(w)
+			fresh := formedAgain(w)
 			fresh.ok(register("a"))
 			fresh.ok(register("b"))
 			s := restored(t, w.s, fresh.s)
@@ -88,14 +89,14 @@ func TestRestored(t *testing.T) {
 			is(t, "a is cordoned", a.Cordoned, true)
 			is(t, "b is draining", b.Draining, true)
 		}},
-		{"of a node that was fenced since nothing is left, and what it was to delete is remembered", func(t *testing.T, w *world) {
+		{"a node that was fenced since the backup has no residuals, and its deletions leave tombstones", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.run("web")
 			w.ok(w.evict("web", CodeDraining, false))
 			w.place("old", "a")
 			w.run("old")
 			w.ok(remove("old", false))
-			fresh := formedAnew(w)
+			fresh := formedAgain(w)
 			fresh.ok(register("a"))
 			fresh.ok(nodeState("a", false))
 			fresh.ok(fence("a"))
@@ -106,14 +107,14 @@ func TestRestored(t *testing.T) {
 			_, remembered := s.Tombstone("old")
 			is(t, "it is remembered", remembered, true)
 		}},
-		{"the incarnation is above both, whatever the clock says", func(t *testing.T, w *world) {
+		{"the incarnation is above both even if the clock is behind", func(t *testing.T, w *world) {
 			s, err := Restored(w.s, w.s, RestoreInfo{At: 0})
 			if err != nil {
 				t.Fatal(err)
 			}
 			is(t, "incarnation", s.Info().Incarnation, w.s.Info().Incarnation+1)
 		}},
-		{"its index is above every view that was given out", func(t *testing.T, w *world) {
+		{"the index is above that of the present state", func(t *testing.T, w *world) {
 			old := w.s
 			w.place("web", "a")
 			is(t, "index", restored(t, old, w.s).Info().Index, w.s.Info().Index+1)
@@ -126,7 +127,7 @@ func TestRestored(t *testing.T) {
 			is(t, "record", x.Node == "a" && x.Acknowledged && x.Status == StatusRunning, true)
 			is(t, "generation", x.Generation, w.workload("web").Generation)
 		}},
-		{"a changed spec goes back, where the workload is now", func(t *testing.T, w *world) {
+		{"a changed specification is restored on the present node", func(t *testing.T, w *world) {
 			w.place("web", "a", content("c1:old"))
 			w.run("web")
 			backup := w.s
@@ -143,7 +144,7 @@ func TestRestored(t *testing.T) {
 			_, left := s.Residual("a", "web")
 			is(t, "what a may still run is remembered", left, true)
 		}},
-		{"a deleted workload comes back and is placed anew", func(t *testing.T, w *world) {
+		{"a deleted workload is restored and placed again", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.run("web")
 			backup, g := w.s, w.generation("web")
@@ -154,14 +155,14 @@ func TestRestored(t *testing.T) {
 			is(t, "status", x.Status, StatusPending)
 			is(t, "node", x.Node, "")
 		}},
-		{"a workload that the backup lacks is forgotten", func(t *testing.T, w *world) {
+		{"a workload that the backup lacks has no record", func(t *testing.T, w *world) {
 			backup := w.s
 			w.place("web", "a")
 			s := restored(t, backup, w.s)
 			is(t, "workloads", s.WorkloadCount(), 0)
 			is(t, "promised on a", s.Alloc("a").Workloads, 0)
 		}},
-		{"a delete that was under way and has ended stays ended", func(t *testing.T, w *world) {
+		{"a delete that finished after the backup stays finished", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(remove("web", false))
 			backup := w.s
@@ -169,7 +170,7 @@ func TestRestored(t *testing.T) {
 			is(t, "gone before", w.s.WorkloadCount(), 0)
 			is(t, "gone after", restored(t, backup, w.s).WorkloadCount(), 0)
 		}},
-		{"mode, nodes and replicas are present's", func(t *testing.T, w *world) {
+		{"mode, nodes and replicas are those of the present state", func(t *testing.T, w *world) {
 			w.ok(putReplica("r1", 1))
 			backup := w.s
 			w.ok(setMode("degraded", "etcd is away"))
@@ -186,9 +187,9 @@ func TestRestored(t *testing.T) {
 			is(t, "r1 is there", r1, false)
 			is(t, "r2 is there", r2, true)
 		}},
-		{"of another cluster come the workloads alone, under the present id", func(t *testing.T, w *world) {
+		{"a backup of another cluster restores only the workloads, under the present id", func(t *testing.T, w *world) {
 			w.place("web", "a")
-			other := virgin(t)
+			other := uninitialised(t)
 			other.ok(initCluster("c2"))
 			s := restored(t, w.s, other.s)
 			is(t, "id", s.Info().ClusterID, "c2")
@@ -196,7 +197,7 @@ func TestRestored(t *testing.T) {
 			x, _ := s.Workload("web")
 			is(t, "status", x.Status, StatusPending)
 		}},
-		{"a virgin state is no backup", func(t *testing.T, w *world) {
+		{"an uninitialised state is not a backup", func(t *testing.T, w *world) {
 			_, err := Restored(New(), w.s, RestoreInfo{At: later})
 			if err == nil || !strings.Contains(err.Error(), "never formed") {
 				t.Errorf("error %v", err)
@@ -215,8 +216,8 @@ func TestRestored(t *testing.T) {
 	}
 }
 
-// cordon2 is cordon in a frozen mode, where it is refused: the mode is lifted for
-// a moment.
+// cordon2 cordons a node in a frozen mode. It sets the mode to normal meanwhile, because a frozen
+// mode refuses the command.
 func cordon2(w *world, node string) Command {
 	info := w.s.Info()
 	w.ok(setMode("normal", ""))
@@ -224,9 +225,9 @@ func cordon2(w *world, node string) Command {
 	return setMode(string(info.Mode), info.ModeReason)
 }
 
-// A snapshot of what was restored reads back the same: it is what travels to the
-// other replicas.
-func TestRestoredTravels(t *testing.T) {
+// TestRestoredSnapshot: a snapshot of a restored state, which the other replicas install, reads
+// back as the same state.
+func TestRestoredSnapshot(t *testing.T) {
 	w := formed(t, "a", "b")
 	w.place("web", "a")
 	backup := w.s
@@ -259,8 +260,9 @@ func TestRecovered(t *testing.T) {
 	is(t, "event", lastEvent(s).Type, EventClusterRecovered)
 }
 
-// The state went back, and a node was told more than it knows.
-func TestNodeWasToldMore(t *testing.T) {
+// TestNodeAheadOfState: after a recovery from an older state, a node reports a generation that is
+// newer than the state.
+func TestNodeAheadOfState(t *testing.T) {
 	says := func(node string, g Generation) Command {
 		return report(&commandv1.WorkloadReport{Workload: "web", Node: node, Generation: GenerationPB(g), State: string(ActualRunning)})
 	}
@@ -268,7 +270,7 @@ func TestNodeWasToldMore(t *testing.T) {
 		w := formed(t, "a", "b")
 		w.place("web", "a", opts...)
 		w.run("web")
-		return w.wentOn(w.s.Recovered("none", RestoreInfo{At: later}))
+		return w.withState(w.s.Recovered("none", RestoreInfo{At: later}))
 	}
 	ahead := func(w *world) Generation {
 		g := w.workload("web").Generation
@@ -279,20 +281,20 @@ func TestNodeWasToldMore(t *testing.T) {
 		name string
 		run  func(t *testing.T, w *world)
 	}{
-		{"the same node: a new order to it", func(t *testing.T, w *world) {
+		{"a newer generation on the same node gets a new order", func(t *testing.T, w *world) {
 			w.ok(says("a", ahead(w)))
 			x := w.workload("web")
 			is(t, "node", x.Node, "a")
 			is(t, "acknowledged", x.Acknowledged, false)
 			is(t, "incarnation", x.Generation.Incarnation, w.s.Info().Incarnation)
 		}},
-		{"one that was given up before is ordered as well", func(t *testing.T, w *world) {
+		{"a workload whose retries were exhausted gets a new order", func(t *testing.T, w *world) {
 			w.ok(w.retry("web", 5, 0, true))
 			w.ok(says("a", ahead(w)))
 			is(t, "given up", w.workload("web").Retry.Terminal, false)
 			is(t, "status", w.workload("web").Status, StatusUpdating)
 		}},
-		{"another node: it is there, and the former one is told to let go", func(t *testing.T, w *world) {
+		{"a newer generation on another node moves the workload and leaves a residual", func(t *testing.T, w *world) {
 			w.ok(says("b", ahead(w)))
 			x := w.workload("web")
 			is(t, "node", x.Node, "b")
@@ -300,17 +302,17 @@ func TestNodeWasToldMore(t *testing.T) {
 			is(t, "residual on a", left, true)
 			is(t, "event", w.eventOf(EventWorkloadScheduled).Reason, CodeFoundThere)
 		}},
-		{"an older word changes nothing", func(t *testing.T, w *world) {
+		{"an older generation changes nothing", func(t *testing.T, w *world) {
 			g := w.workload("web").Generation
 			g.Sequence--
 			w.do(says("b", g))
 			is(t, "node", w.workload("web").Node, "a")
 		}},
-		{"a gone instance is not where the workload is", func(t *testing.T, w *world) {
+		{"a gone instance does not move the workload", func(t *testing.T, w *world) {
 			w.do(gone("web", "b", GenerationPB(ahead(w))))
 			is(t, "node", w.workload("web").Node, "a")
 		}},
-		{"once ordered anew, the state knows better", func(t *testing.T, w *world) {
+		{"a report does not count after a newer order", func(t *testing.T, w *world) {
 			g := ahead(w)
 			w.ok(userRetry("web"))
 			w.do(says("b", g))
@@ -321,8 +323,10 @@ func TestNodeWasToldMore(t *testing.T) {
 	}
 }
 
-// A guard stops what its node has accepted as to be stopped. What the node has accepted of a
-// state that came back, was put together or believes a node, nobody knows.
+// TestUnguardedUntilAccepted: a workload is Unguarded until its node accepts an order of the
+// present state. The fencer of a node stops only workloads whose lease policy the node has
+// accepted. That is not known after a restore, an import, or a report that is newer than the
+// state.
 func TestUnguardedUntilAccepted(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -334,15 +338,15 @@ func TestUnguardedUntilAccepted(t *testing.T) {
 			backup := w.s
 			w.ok(put("db", content("c1:keep"), exclusive))
 			w.run("db")
-			return w.wentOn(restored(t, backup, w.s))
+			return w.withState(restored(t, backup, w.s))
 		}},
-		{"told more than the state knows", func(t *testing.T, w *world) *world {
+		{"a report newer than the state", func(t *testing.T, w *world) *world {
 			w.place("db", "a", content("c1:stop"), stops)
 			w.run("db")
 			old := w.s
 			w.ok(put("db", content("c1:keep"), exclusive))
 			said := w.says("db", "Running")
-			back := w.wentOn(old.Recovered("r0", RestoreInfo{At: later, By: "admin"}))
+			back := w.withState(old.Recovered("r0", RestoreInfo{At: later, By: "admin"}))
 			back.now = later
 			back.ok(said)
 			return back
@@ -354,12 +358,12 @@ func TestUnguardedUntilAccepted(t *testing.T) {
 		}},
 		{"imported, not accepted", func(t *testing.T, w *world) *world {
 			w.place("db", "a", stops)
-			return w.wentOn(assembled(t, w.s))
+			return w.withState(assembled(t, w.s))
 		}},
 		{"imported, perhaps refused", func(t *testing.T, w *world) *world {
 			w.place("db", "a", stops)
 			w.ok(w.says("db", "Failed"))
-			return w.wentOn(assembled(t, w.s))
+			return w.withState(assembled(t, w.s))
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -378,7 +382,8 @@ func TestUnguardedUntilAccepted(t *testing.T) {
 	}
 }
 
-// assembled is what the records of s give that a mirror has: it does not carry Unguarded.
+// assembled returns the state that Assemble makes of the records of s in a mirror, which do not
+// carry Unguarded.
 func assembled(t *testing.T, s State) State {
 	t.Helper()
 	a := Assemble(Origin{ClusterID: "c1", FeatureLevel: FeatureLevel})
@@ -403,7 +408,9 @@ func assembled(t *testing.T, s State) State {
 	return out
 }
 
-func TestSomethingUnguardedComesBack(t *testing.T) {
+// TestRestoredUnguarded: an unguarded workload of a backup that the present state lacks is
+// Pending after the restore.
+func TestRestoredUnguarded(t *testing.T) {
 	w := formed(t, "b")
 	w.ok(register("a", fencing))
 	w.place("db", "a", exclusive)
@@ -412,7 +419,7 @@ func TestSomethingUnguardedComesBack(t *testing.T) {
 	backup := w.s
 	is(t, "unguarded", w.workload("db").Unguarded, true)
 	w.ok(remove("db", true))
-	other := virgin(t)
+	other := uninitialised(t)
 	other.ok(initCluster("c2"))
 	for name, present := range map[string]State{"deleted since": w.s, "into another cluster": other.s} {
 		x, _ := restored(t, backup, present).Workload("db")

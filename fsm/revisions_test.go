@@ -9,7 +9,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// revised puts the i-th specification of web, of so many bytes.
+// revised puts the i-th specification of web, with size bytes.
 func revised(i, size int) Command {
 	return put("web", func(p *commandv1.WorkloadPut) {
 		p.Content, p.CallerRevision = fmt.Sprintf("c1:%064d", i), fmt.Sprint("rev-", i)
@@ -17,7 +17,7 @@ func revised(i, size int) Command {
 	})
 }
 
-// told is a history in one line: number, first byte of the specification, who.
+// told formats a history in one line: number, first byte of the specification, author.
 func told(list []Revision) string {
 	var out []string
 	for _, r := range list {
@@ -67,8 +67,8 @@ func TestRevisions(t *testing.T) {
 	is(t, "of none", len(w.s.Revisions("none")), 0)
 }
 
-// A restored cluster has the history of the specification that it has.
-func TestRevisionsComeBack(t *testing.T) {
+// TestRestoredRevisions: a restored workload has the history of the backup.
+func TestRestoredRevisions(t *testing.T) {
 	w := formed(t, "a")
 	w.ok(revised(1, 9))
 	w.ok(revised(2, 9))

@@ -10,12 +10,12 @@ import (
 	"github.com/persys/compute/fsm/rollout"
 )
 
-// policy waits 5 s for health and gives a member 30 s.
+// policy returns an update policy with 5 s of minimum healthy time and a deadline of 30 s.
 func policy(parallel int, reverts bool) *commandv1.UpdatePolicy {
 	return &commandv1.UpdatePolicy{MaxParallel: int32(parallel), MinHealthy: 5 * second, HealthyDeadline: 30 * second, AutoRevert: reverts}
 }
 
-// group puts web-0 to web-(n-1) in one version, by a policy if parallel is more than 0.
+// group puts web-0 to web-(n-1) in one version, with an update policy if parallel is above 0.
 func group(version, n, parallel int, reverts bool) Command {
 	var list []*commandv1.WorkloadPut
 	for i := range n {
@@ -31,7 +31,8 @@ func group(version, n, parallel int, reverts bool) Command {
 	return c
 }
 
-// demanding has the members of a group ask for millicores, the last amount for all who follow.
+// demanding sets the CPU demand of the members of a group. The last amount is that of all
+// further members.
 func demanding(c Command, cpu ...int64) Command {
 	for i, p := range c.GetPutWorkloads().GetWorkloads() {
 		p.Demand.CpuMillicores = cpu[min(i, len(cpu)-1)]
@@ -48,7 +49,7 @@ func rolloutAction(action string) Command {
 	return &commandv1.Command{Body: &commandv1.Command_SetRollout{SetRollout: &commandv1.SetRollout{Group: "web", Action: action}}}
 }
 
-// rolled is the update of web, which must be there.
+// rolled returns the rollout of web, which must exist.
 func (w *world) rolled() *rollout.Rollout {
 	w.t.Helper()
 	r, ok := w.s.Rollout("web")
@@ -60,7 +61,7 @@ func (w *world) rolled() *rollout.Rollout {
 
 func (w *world) wait(d int64) { w.now += d }
 
-// step does what the leader would do about web, if there is anything to do.
+// step applies the command that the leader would propose for the rollout of web, if any.
 func (w *world) step() {
 	w.t.Helper()
 	r := w.rolled()
@@ -72,7 +73,7 @@ func (w *world) step() {
 	}
 }
 
-// everybodyRuns has node a take and run what is wanted of web.
+// everybodyRuns places the members of web on node a and reports them as running, except some.
 func (w *world) everybodyRuns(except ...string) {
 	w.t.Helper()
 	for i := range 9 {
@@ -86,7 +87,7 @@ func (w *world) everybodyRuns(except ...string) {
 	}
 }
 
-// versions are what the members of web have, and where the update stands.
+// versions formats the versions of the members of web and the phase of the rollout.
 func (w *world) versions() string {
 	var out []string
 	w.s.Group("web", func(x *Workload) bool {
@@ -102,7 +103,7 @@ func (w *world) versions() string {
 	return strings.Join(out, " ")
 }
 
-// rollingWorld is a world where web runs with 3 members in version 1.
+// rollingWorld returns a world where web runs with 3 members in version 1.
 func rollingWorld(t *testing.T) *world {
 	w := formed(t, "a")
 	w.ok(group(1, 3, 1, false))
@@ -111,7 +112,7 @@ func rollingWorld(t *testing.T) *world {
 	return w
 }
 
-// proceed lets the members run for long enough, and takes the next step.
+// proceed lets the members run for the minimum healthy time, and takes the next step.
 func (w *world) proceed(except ...string) {
 	w.t.Helper()
 	w.everybodyRuns(except...)
@@ -259,7 +260,7 @@ func TestRolloutFails(t *testing.T) {
 	is(t, "applied with more time, what has it already has that, too", w.versions(), "2 1 1 Running")
 }
 
-// While nothing may be done nobody can help a member: its time begins anew.
+// TestRolloutOutlivesAFrozenMode: the healthy deadline of a member restarts after a frozen mode.
 func TestRolloutOutlivesAFrozenMode(t *testing.T) {
 	w := rollingWorld(t)
 	w.ok(group(2, 3, 1, true))
@@ -274,7 +275,8 @@ func TestRolloutOutlivesAFrozenMode(t *testing.T) {
 	is(t, "and has its deadline", w.versions(), "2 1 1 Running back")
 }
 
-// What was stopped by request while it was to get healthy has its time once it is started.
+// TestRolloutOfAStoppedMember: the healthy deadline of a member that was stopped on request
+// restarts when the member is started.
 func TestRolloutOfAStoppedMember(t *testing.T) {
 	w := rollingWorld(t)
 	w.ok(group(2, 3, 1, true))
@@ -289,7 +291,8 @@ func TestRolloutOfAStoppedMember(t *testing.T) {
 	is(t, "started again, it is waited for", w.versions(), "2 2 1 Running")
 }
 
-// Two updates may not fill the same room: what waits is judged again at its turn.
+// TestRolloutHoldsTheQuota: the quota is checked again when a waiting member is updated, and
+// other workloads may have used it.
 func TestRolloutHoldsTheQuota(t *testing.T) {
 	w := rollingWorld(t)
 	w.ok(putNamespace(DefaultNamespace, limits(500, 0, 0, 0)))
@@ -302,7 +305,8 @@ func TestRolloutHoldsTheQuota(t *testing.T) {
 	}
 }
 
-// What waits gives nothing back before its turn: a new member cannot have it at once.
+// TestRolloutHoldsTheQuotaAtOnce: a waiting member that will shrink frees no quota before it is
+// updated, so a new member cannot use it.
 func TestRolloutHoldsTheQuotaAtOnce(t *testing.T) {
 	w := rollingWorld(t)
 	w.ok(putNamespace(DefaultNamespace, limits(500, 0, 0, 0)))
@@ -326,9 +330,9 @@ func TestRolloutHoldsTheQuotaAtOnce(t *testing.T) {
 	is(t, "then there is room", w.s.UseOf(DefaultNamespace).CPU, 280)
 }
 
-// Back to more and smaller members there has to be room for them beside what has yet to shrink: who
-// cannot go back stops and says so.
-func TestRolloutGoesBackWithinTheQuota(t *testing.T) {
+// TestRolloutRevertsWithinTheQuota: a revert to more and smaller members needs quota for them
+// beside the members that have not shrunk yet. A rollout that cannot revert pauses with a reason.
+func TestRolloutRevertsWithinTheQuota(t *testing.T) {
 	w := rollingWorld(t)
 	w.ok(putNamespace(DefaultNamespace, limits(300, 0, 0, 0)))
 	w.ok(demanding(group(2, 2, 1, true), 150))
@@ -347,8 +351,9 @@ func TestRolloutGoesBackWithinTheQuota(t *testing.T) {
 	is(t, "with room it goes back", w.versions(), "2 1 1 Running back")
 }
 
-// Who changed a member is who asked for the update, not the leader that gives it its turn.
-func TestRolloutNamesWhoAskedForIt(t *testing.T) {
+// TestRolloutAuthor: events and revisions of a member name the caller that put the group, not the
+// leader that advances the rollout.
+func TestRolloutAuthor(t *testing.T) {
 	w := rollingWorld(t)
 	c := group(2, 3, 1, true)
 	c.Head = &commandv1.Head{At: w.now, By: "ada"}
@@ -363,7 +368,8 @@ func TestRolloutNamesWhoAskedForIt(t *testing.T) {
 	is(t, "its revision", told(w.s.Revisions("web-0")), "1:v: 2:v:ada 3:v:tester")
 }
 
-// On its way back by itself, an update leaves alone what somebody deleted, made or changed.
+// TestRolloutRevertsItsOwnOnly: an automatic revert does not touch workloads that a caller
+// deleted, created or changed meanwhile.
 func TestRolloutRevertsItsOwnOnly(t *testing.T) {
 	inWeb := demand(func(d *commandv1.Demand) { d.Group = "web" })
 	theirs := func(p *commandv1.WorkloadPut) { p.Namespace, p.Content = "shop", "c1:theirs" }
@@ -372,15 +378,15 @@ func TestRolloutRevertsItsOwnOnly(t *testing.T) {
 		meanwhile []func(w *world) Command
 		want      string
 	}{
-		{"what was deleted", []func(*world) Command{func(*world) Command { return remove("web-2", true) }}, "1 1 Completed back"},
-		{"what was changed", []func(*world) Command{func(*world) Command { return put("web-2", content("c1:mine"), inWeb) }}, "1 1 mine Completed back"},
-		{"what was made", []func(*world) Command{func(*world) Command { return put("web-7", content("c1:mine"), inWeb) }}, "1 1 1 mine Completed back"},
-		{"what another team has under an id", []func(*world) Command{
+		{"a deleted member", []func(*world) Command{func(*world) Command { return remove("web-2", true) }}, "1 1 Completed back"},
+		{"a changed member", []func(*world) Command{func(*world) Command { return put("web-2", content("c1:mine"), inWeb) }}, "1 1 mine Completed back"},
+		{"a created member", []func(*world) Command{func(*world) Command { return put("web-7", content("c1:mine"), inWeb) }}, "1 1 1 mine Completed back"},
+		{"a workload of another namespace with the id of a member", []func(*world) Command{
 			func(*world) Command { return putNamespace("shop") },
 			func(*world) Command { return remove("web-2", true) },
 			func(w *world) Command { return put("web-2", inWeb, theirs) },
 		}, "1 1 theirs Completed back"},
-		{"but not what it made or deleted itself", []func(*world) Command{func(*world) Command { return group(2, 1, 1, true) }}, "1 1 1 Completed back"},
+		{"a second put of the group is reverted", []func(*world) Command{func(*world) Command { return group(2, 1, 1, true) }}, "1 1 1 Completed back"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := rollingWorld(t)
@@ -401,7 +407,8 @@ func TestRolloutRevertsItsOwnOnly(t *testing.T) {
 	}
 }
 
-// A turn, or an undo, is for the workload that was there when the group was put.
+// TestRolloutKeepsToItsNamespace: a rollout, or its undo, does not change a member that was
+// deleted and created again in another namespace.
 func TestRolloutKeepsToItsNamespace(t *testing.T) {
 	w := rollingWorld(t)
 	w.ok(group(2, 3, 1, false))
@@ -416,7 +423,8 @@ func TestRolloutKeepsToItsNamespace(t *testing.T) {
 	refused(t, w.do(rolloutAction("undo")), Conflict, `workload web-0 is in namespace "shop" and cannot be moved to "default"`)
 }
 
-// What another team has that is called like a member is no part of an update, nor of its undo.
+// TestRolloutLeavesOtherNamespacesAlone: workloads of the same group name in another namespace
+// are no members of a rollout or of its undo.
 func TestRolloutLeavesOtherNamespacesAlone(t *testing.T) {
 	theirs := func(id, version string) Command {
 		return put(id, content("c1:"+version), inNamespace("shop"), demand(func(d *commandv1.Demand) { d.Group = "web" }))
@@ -441,7 +449,7 @@ func TestRolloutLeavesOtherNamespacesAlone(t *testing.T) {
 	}
 }
 
-// TestRolloutEvents: each says which namespace the group is in, the last one what became of it.
+// TestRolloutEvents: each event names the namespace of the group, and the last one the outcome.
 func TestRolloutEvents(t *testing.T) {
 	for name, end := range map[string]func(*world){
 		"deleted": func(w *world) {
@@ -519,8 +527,8 @@ func TestRolloutScales(t *testing.T) {
 	is(t, "what somebody changed by itself is left alone", w.versions(), "4 4 mine Completed")
 }
 
-// What was put back by hand and paused is undone as well.
-func TestUndoOfAPausedWayBack(t *testing.T) {
+// TestUndoOfAPausedRevert: a put of the former version that was paused can be undone.
+func TestUndoOfAPausedRevert(t *testing.T) {
 	w := rollingWorld(t)
 	w.ok(group(2, 3, 1, false))
 	w.step()

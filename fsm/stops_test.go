@@ -12,7 +12,7 @@ func TestRefusedStops(t *testing.T) {
 			Workload: "web", Node: "a", Generation: w.generation("web"), Refused: true, Code: "RUNTIME_ERROR", Message: "busy",
 		})
 	}
-	t.Run("what was to be stopped runs on", func(t *testing.T) {
+	t.Run("a workload whose node refuses to stop it is Running", func(t *testing.T) {
 		w := formed(t, "a")
 		w.place("web", "a", hostPort(80))
 		w.run("web")
@@ -26,14 +26,14 @@ func TestRefusedStops(t *testing.T) {
 		w.ok(w.says("web", "Stopped"))
 		is(t, "former ports of what is stopped", len(w.workload("web").FormerPorts), 0)
 	})
-	t.Run("of what never ran nothing is known", func(t *testing.T) {
+	t.Run("a refused stop of a workload that never ran gives the state Unknown", func(t *testing.T) {
 		w := formed(t, "a")
 		w.place("web", "a")
 		w.ok(setDesired("web", "Stopped"))
 		w.ok(refusal(w))
 		is(t, "state", w.workload("web").Actual.State, ActualUnknown)
 	})
-	t.Run("starting what was given up begins anew, starting what runs is done", func(t *testing.T) {
+	t.Run("starting a failed workload orders it again, and starting a running one is AlreadyDone", func(t *testing.T) {
 		w := formed(t, "a")
 		w.place("web", "a")
 		w.run("web")

@@ -10,7 +10,7 @@ import (
 
 const day = 24 * 60 * minute
 
-// hash makes 32 bytes that are told apart by their first.
+// hash returns 32 bytes of which the first is b.
 func hash(b byte) []byte { return append([]byte{b}, make([]byte, 31)...) }
 
 func print64(s string) string { return strings.Repeat(s, 64) }
@@ -46,7 +46,7 @@ func dropToken(id string) Command {
 	return &commandv1.Command{Body: &commandv1.Command_DropToken{DropToken: &commandv1.DropToken{Id: id}}}
 }
 
-// join presents a token; opts change what is presented.
+// join returns an admission with a token. opts change it.
 func join(w *world, tok, role, name string, opts ...func(*commandv1.Admit)) Command {
 	b := &commandv1.Admit{
 		Token: tok, SecretSha256: hash(1), Role: role, Name: name, KeySha256: hash(7), Fingerprint: print64("a"),
@@ -88,7 +88,7 @@ func proveTrust(t *testing.T, facts []fact) {
 
 func TestClusterKey(t *testing.T) {
 	proveTrust(t, []fact{
-		{"the first key stands", func(t *testing.T, w *world) {
+		{"the first cluster key cannot be replaced", func(t *testing.T, w *world) {
 			w.ok(pin("00112233aabbccdd"))
 			is(t, "again", w.do(pin("00112233aabbccdd")).Kind, AlreadyDone)
 			refused(t, w.do(pin("ffffffffffffffff")), Conflict, "00112233aabbccdd", "ffffffffffffffff")
@@ -98,7 +98,7 @@ func TestClusterKey(t *testing.T) {
 			refused(t, w.do(pin("00112233AABBCCDD")), Invalid, "key_id")
 			refused(t, w.do(pin("")), Invalid, "key_id")
 		}},
-		{"it may be pinned in a frozen mode", func(t *testing.T, w *world) {
+		{"the cluster key may be pinned in a frozen mode", func(t *testing.T, w *world) {
 			w.ok(setMode("degraded", "etcd is away"))
 			w.ok(pin("00112233aabbccdd"))
 		}},
@@ -114,7 +114,7 @@ func TestAuthorities(t *testing.T) {
 		return a.ID[:1]
 	}
 	proveTrust(t, []fact{
-		{"the one whose time came last issues", func(t *testing.T, w *world) {
+		{"the authority that became active last issues certificates", func(t *testing.T, w *world) {
 			end := w.now + 10*day
 			is(t, "nobody yet", issuer(w, w.now), "")
 			w.ok(authority("1", w.now, end))
@@ -123,24 +123,24 @@ func TestAuthorities(t *testing.T) {
 			is(t, "tomorrow", issuer(w, w.now+2*day), "2")
 			is(t, "after the end", issuer(w, end), "")
 		}},
-		{"the one that issues stays", func(t *testing.T, w *world) {
+		{"the issuing authority cannot be dropped", func(t *testing.T, w *world) {
 			w.ok(authority("1", w.now, w.now+10*day))
 			refused(t, w.do(dropAuthority("1")), Conflict, "another one in its place")
 			w.ok(authority("2", w.now, w.now+10*day))
 			w.ok(dropAuthority("1"))
 			refused(t, w.do(dropAuthority("1")), NotFound, "does not exist")
 		}},
-		{"its time may be moved", func(t *testing.T, w *world) {
+		{"the activation time of an authority can be changed", func(t *testing.T, w *world) {
 			w.ok(authority("1", w.now+day, w.now+10*day))
 			is(t, "the same again", w.do(authority("1", w.now-second+day, w.now+10*day)).Kind, AlreadyDone)
 			w.ok(authority("1", w.now, w.now+10*day))
 			is(t, "now", issuer(w, w.now), "1")
 		}},
-		{"one that is over is refused", func(t *testing.T, w *world) {
+		{"an expired authority is refused", func(t *testing.T, w *world) {
 			refused(t, w.do(authority("1", w.now-day, w.now)), Invalid, "not_after")
 			refused(t, w.do(authority("1", w.now+day, w.now+day)), Invalid, "active_at")
 		}},
-		{"there are not many", func(t *testing.T, w *world) {
+		{"the number of authorities is bounded", func(t *testing.T, w *world) {
 			for i := range MaxAuthorities {
 				w.ok(authority(string("0123456789"[i]), w.now, w.now+day))
 			}
@@ -160,44 +160,44 @@ func TestTokens(t *testing.T) {
 			a, ok := w.s.Admission("agent", "n1")
 			is(t, "admitted", ok && a.Token == "t1", true)
 		}},
-		{"whose answer was lost asks again with the same key", func(t *testing.T, w *world) {
+		{"a repeated admission with the same key gets the same answer", func(t *testing.T, w *world) {
 			w.ok(joinToken(w, "t1", "agent"))
 			w.ok(join(w, "t1", "agent", "n1"))
 			w.ok(join(w, "t1", "agent", "n1"))
 			refused(t, w.do(join(w, "t1", "agent", "n1", keyOf(8))), Denied, "used up")
 		}},
-		{"a wrong secret is refused and spends nothing", func(t *testing.T, w *world) {
+		{"a wrong secret is refused and uses up no admission", func(t *testing.T, w *world) {
 			w.ok(joinToken(w, "t1", "agent"))
 			refused(t, w.do(join(w, "t1", "agent", "n1", func(a *commandv1.Admit) { a.SecretSha256 = hash(2) })), Denied, "secret")
 			w.ok(join(w, "t1", "agent", "n1"))
 		}},
-		{"an unknown or deleted one is refused", func(t *testing.T, w *world) {
+		{"an unknown or deleted token is refused", func(t *testing.T, w *world) {
 			refused(t, w.do(join(w, "t1", "agent", "n1")), NotFound, "not one of this cluster")
 			w.ok(joinToken(w, "t1", "agent"))
 			w.ok(dropToken("t1"))
 			refused(t, w.do(join(w, "t1", "agent", "n1")), NotFound, "deleted")
 			is(t, "history", len(events(w.s, EventJoinRefused)), 2)
 		}},
-		{"an expired one is refused as such", func(t *testing.T, w *world) {
+		{"an expired token is refused as expired", func(t *testing.T, w *world) {
 			w.ok(joinToken(w, "t1", "agent"))
 			w.now += 61 * minute
 			refused(t, w.do(join(w, "t1", "agent", "n1")), Denied, "expired at")
 		}},
-		{"it is for one role", func(t *testing.T, w *world) {
+		{"a token is for one role", func(t *testing.T, w *world) {
 			w.ok(joinToken(w, "t1", "agent"))
 			refused(t, w.do(join(w, "t1", "scheduler", "s1")), Denied, "role agent")
 		}},
-		{"it gives one access", func(t *testing.T, w *world) {
+		{"a token gives one access", func(t *testing.T, w *world) {
 			w.ok(joinToken(w, "t1", "user"))
 			admin := func(a *commandv1.Admit) { a.Access = "admin" }
 			refused(t, w.do(join(w, "t1", "user", "ada", admin)), Denied, "viewer", "admin")
 		}},
-		{"it may be for one name", func(t *testing.T, w *world) {
+		{"a token may be for one name", func(t *testing.T, w *world) {
 			w.ok(joinToken(w, "t1", "agent", func(b *commandv1.PutToken) { b.Name = "n1" }))
 			refused(t, w.do(join(w, "t1", "agent", "n2")), Denied, `"n1"`, `"n2"`)
 			w.ok(join(w, "t1", "agent", "n1"))
 		}},
-		{"a token for many takes over nobody", func(t *testing.T, w *world) {
+		{"a token with several uses cannot replace an existing identity", func(t *testing.T, w *world) {
 			w.ok(joinToken(w, "t1", "agent", uses(5)))
 			w.ok(join(w, "t1", "agent", "n1"))
 			refused(t, w.do(join(w, "t1", "agent", "n1", keyOf(8))), Denied, "exists already")
@@ -207,7 +207,7 @@ func TestTokens(t *testing.T) {
 			w.ok(joinToken(w, "t2", "agent", func(b *commandv1.PutToken) { b.Name = "n1" }))
 			w.ok(join(w, "t2", "agent", "n1", keyOf(8)))
 		}},
-		{"bad ones are not made", func(t *testing.T, w *world) {
+		{"invalid tokens are refused", func(t *testing.T, w *world) {
 			refused(t, w.do(joinToken(w, "t1", "root")), Invalid, "role")
 			refused(t, w.do(joinToken(w, "t1", "agent", uses(0))), Invalid, "uses")
 			refused(t, w.do(joinToken(w, "t1", "agent", uses(MaxTokenUses+1))), Invalid, "uses")
@@ -221,7 +221,7 @@ func TestTokens(t *testing.T) {
 			w.ok(joinToken(w, "t1", "agent"))
 			refused(t, w.do(joinToken(w, "t1", "agent")), Conflict, "exists")
 		}},
-		{"those that are long over make room", func(t *testing.T, w *world) {
+		{"long expired tokens are dropped to make room", func(t *testing.T, w *world) {
 			w.ok(joinToken(w, "t1", "agent"))
 			w.now += int64(MaxTokenLife) + 2*60*minute
 			w.ok(joinToken(w, "t2", "agent"))
@@ -241,7 +241,7 @@ func TestRenewalAndRevocation(t *testing.T) {
 			is(t, "token", a.Token, "t1")
 			is(t, "history", len(events(w.s, EventCertificateRenewed)), 1)
 		}},
-		{"what was issued before a revocation is not renewed", func(t *testing.T, w *world) {
+		{"a certificate from before a revocation is not renewed", func(t *testing.T, w *world) {
 			w.ok(joinToken(w, "t1", "agent"))
 			w.ok(join(w, "t1", "agent", "n1"))
 			w.ok(revoke("agent", "n1", ""))
@@ -269,7 +269,7 @@ func TestRenewalAndRevocation(t *testing.T) {
 			refused(t, w.do(revoke("", "", "abc")), Invalid, "fingerprint")
 			refused(t, w.do(revoke("agent", "../x", "")), Invalid, "name")
 		}},
-		{"the trust version tells that something changed", func(t *testing.T, w *world) {
+		{"the trust version grows with every change", func(t *testing.T, w *world) {
 			before := w.s.Info().TrustVersion
 			w.ok(revoke("agent", "n1", ""))
 			is(t, "advanced", w.s.Info().TrustVersion > before, true)
@@ -288,13 +288,13 @@ func TestAudit(t *testing.T) {
 		return e
 	}
 	proveTrust(t, []fact{
-		{"an event says who and from where", func(t *testing.T, w *world) {
+		{"an event names the caller and its address", func(t *testing.T, w *world) {
 			w.ok(from(w, put("web")))
 			e := events(w.s, EventWorkloadCreated)[0]
 			is(t, "by", e.By, "persys://c/user/ada")
 			is(t, "from", e.Details[len(e.Details)-1], Label{"from", "10.1.2.3:4567"})
 		}},
-		{"and through which gateway", func(t *testing.T, w *world) {
+		{"an event names the gateway", func(t *testing.T, w *world) {
 			through := func(c Command) Command {
 				c = from(w, c)
 				c.Head.Via = "persys://c/gateway/g"
@@ -305,7 +305,7 @@ func TestAudit(t *testing.T) {
 			w.ok(from(w, put("db")))
 			is(t, "without one", len(w.eventOf(EventWorkloadCreated).Details), 1)
 		}},
-		{"what was refused leaves a line", func(t *testing.T, w *world) {
+		{"a refused command is audited", func(t *testing.T, w *world) {
 			refused(t, w.do(from(w, setDesired("none", "Stopped"))), NotFound)
 			e := last(w)
 			is(t, "type", e.Type, EventMutation)
@@ -313,30 +313,30 @@ func TestAudit(t *testing.T) {
 			is(t, "command", e.Details[0], Label{"command", "set_desired"})
 			is(t, "from", e.Details[1], Label{"from", "10.1.2.3:4567"})
 		}},
-		{"what changed nothing leaves a line", func(t *testing.T, w *world) {
+		{"a command without changes is audited", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			w.ok(from(w, put("web")))
 			is(t, "type", last(w).Type, EventMutation)
 			is(t, "result", last(w).Reason, "ok")
 		}},
-		{"a repetition leaves none", func(t *testing.T, w *world) {
+		{"a repeated request is not audited again", func(t *testing.T, w *world) {
 			c := from(w, setDesired("none", "Stopped"))
 			w.do(c)
 			n := w.s.Info().EventSeq
 			is(t, "duplicate", w.do(c).Duplicate, true)
 			is(t, "events", w.s.Info().EventSeq, n)
 		}},
-		{"the leader's own commands leave none", func(t *testing.T, w *world) {
+		{"commands of the leader are not audited", func(t *testing.T, w *world) {
 			n := w.s.Info().EventSeq
 			w.do(setDesired("none", "Stopped"))
 			is(t, "events", w.s.Info().EventSeq, n)
 		}},
-		{"what was refused at the edge is kept", func(t *testing.T, w *world) {
+		{"audit records of refusals by the API are kept", func(t *testing.T, w *world) {
 			w.ok(&commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{Type: EventCallRefused, Message: "m"}}})
 			is(t, "type", last(w).Type, EventCallRefused)
 			refused(t, w.do(&commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{Type: EventNodeLost}}}), Invalid, "type")
 		}},
-		{"sessions are kept", func(t *testing.T, w *world) {
+		{"audit records of sessions are kept", func(t *testing.T, w *world) {
 			opened := &commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{Type: EventSessionOpened, Message: "sh", Workload: "web", Node: "a"}}}
 			w.ok(opened)
 			is(t, "type", last(w).Type, EventSessionOpened)
@@ -345,7 +345,7 @@ func TestAudit(t *testing.T) {
 	})
 }
 
-// trust draws a command of this file out of few names.
+// trust draws a command about certificates, tokens or admissions, with names from small sets.
 func (g *stream) trust() Command {
 	w := &world{now: g.now}
 	digit := g.pick("authority", "1", "2", "3")
@@ -376,9 +376,9 @@ func (g *stream) trust() Command {
 	return putReplica(g.pick("replica", "r1", "r2"), FeatureLevel)
 }
 
-// TestIdentitiesComeBack: a cluster that was formed anew by a scheduler that made its own identity and an admin's gets
-// the others from the backup; one that goes on keeps to those that it has.
-func TestIdentitiesComeBack(t *testing.T) {
+// TestRestoredIdentities: a newly formed cluster, which has only the identities of its scheduler
+// and admin, gets the others from the backup. A restore in place adds no identities.
+func TestRestoredIdentities(t *testing.T) {
 	user := func(w *world, name, access string) {
 		w.ok(joinToken(w, name, "user", func(b *commandv1.PutToken) { b.Access = access }))
 		w.ok(join(w, name, "user", name, func(a *commandv1.Admit) { a.Access = access }))
@@ -389,14 +389,14 @@ func TestIdentitiesComeBack(t *testing.T) {
 	w.ok(joinToken(w, "t2", "scheduler"))
 	w.ok(join(w, "t2", "scheduler", "s2"))
 	backup := w.s
-	fresh := formedAnew(w)
+	fresh := formedAgain(w)
 	user(fresh, "admin", "admin")
 	s := restored(t, backup, fresh.s)
 	for name, want := range map[string]string{"ada": "viewer", "admin": "admin"} {
 		a, ok := s.Admission("user", name)
 		is(t, name, ok && a.Access == want, true)
 	}
-	anew := fresh.wentOn(s)
+	anew := fresh.withState(s)
 	anew.now = later
 	anew.ok(joinToken(anew, "t3", "scheduler", uses(2)))
 	anew.ok(join(anew, "t3", "scheduler", "s2"))
@@ -406,5 +406,5 @@ func TestIdentitiesComeBack(t *testing.T) {
 	is(t, "in a cluster that goes on", ok, false)
 }
 
-// TestMaxTokenLife keeps the constant what the command line says.
+// TestMaxTokenLife: MaxTokenLife is the limit that the usage text of persysctl names.
 func TestMaxTokenLife(t *testing.T) { is(t, "life", MaxTokenLife, 168*time.Hour) }

@@ -14,7 +14,7 @@ import (
 	"github.com/persys/compute/fsm/rollout"
 )
 
-// epoch0 is when every test world begins.
+// epoch0 is the start time of every test world.
 var epoch0 = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC).UnixNano()
 
 const (
@@ -22,7 +22,7 @@ const (
 	minute = int64(time.Minute)
 )
 
-// world is a state under test; every step is audited.
+// world is a state under test. Check runs after every command.
 type world struct {
 	t     testing.TB
 	s     State
@@ -33,13 +33,13 @@ type world struct {
 	log   []Command // everything applied, for the golden corpus
 }
 
-func virgin(t testing.TB) *world {
+func uninitialised(t testing.TB) *world {
 	return &world{t: t, s: New(), term: 1, now: epoch0}
 }
 
-// formed is a world with a cluster, and nodes a and b of 4 cores, 4 GiB, 100 GB.
+// formed returns a world with cluster c1 and registered nodes of 4 cores, 4 GiB and 100 GB.
 func formed(t testing.TB, nodes ...string) *world {
-	w := virgin(t)
+	w := uninitialised(t)
 	w.ok(initCluster("c1"))
 	for _, id := range nodes {
 		w.ok(register(id))
@@ -52,7 +52,7 @@ func (w *world) do(c Command) Result {
 	return w.as(nil, c)
 }
 
-// as runs c as an API call with a request id.
+// as applies c as an API call with a request id.
 func (w *world) as(request []byte, c Command) Result {
 	w.t.Helper()
 	w.index++
@@ -106,7 +106,7 @@ func (w *world) generation(id string) *commandv1.Generation {
 	return GenerationPB(w.workload(id).Generation)
 }
 
-// events are the types of the events that the last command made.
+// events returns the types of the events of the last command.
 func (w *world) events() (out []string) {
 	for _, c := range w.last {
 		if c.Table == TableEvent {
@@ -139,7 +139,7 @@ func (w *world) bind(id, node string) {
 	w.ok(w.assign(id, node))
 }
 
-// run makes the node report the workload as running at its present generation.
+// run reports the workload as running at its present generation.
 func (w *world) run(id string) {
 	w.t.Helper()
 	w.ok(w.says(id, "Running"))
@@ -188,7 +188,7 @@ func puts(group string, list ...*commandv1.WorkloadPut) Command {
 	return &commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{Workloads: list, GroupOf: group}}}
 }
 
-// each is a command that judges each of its workloads by itself.
+// each returns a put with Each, which judges every workload separately.
 func each(list ...*commandv1.WorkloadPut) Command {
 	c := puts("", list...)
 	c.GetPutWorkloads().Each = true
@@ -329,7 +329,7 @@ func barrier() Command {
 	return &commandv1.Command{Body: &commandv1.Command_Barrier{Barrier: &commandv1.Barrier{}}}
 }
 
-// requestAt is a UUIDv7 minted at a time, told apart by n.
+// requestAt returns a UUIDv7 for a time in nanoseconds. n makes it unique.
 func requestAt(ns int64, n uint32) []byte {
 	id := make([]byte, 16)
 	binary.BigEndian.PutUint64(id, uint64(ns/1e6)<<16|0x7000)
@@ -338,7 +338,7 @@ func requestAt(ns int64, n uint32) []byte {
 	return id
 }
 
-// snapshotBytes is the canonical form of a state.
+// snapshotBytes returns the snapshot of a state, which is its canonical form.
 func snapshotBytes(t testing.TB, s State) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -348,7 +348,7 @@ func snapshotBytes(t testing.TB, s State) []byte {
 	return b.Bytes()
 }
 
-// mustEqualStates compares every table, record by record, and every index.
+// mustEqualStates fails the test if two states differ in a record of any table or index.
 func mustEqualStates(t testing.TB, what string, a, b State) {
 	t.Helper()
 	root := reflect.TypeFor[root]()
@@ -361,7 +361,7 @@ func mustEqualStates(t testing.TB, what string, a, b State) {
 	}
 }
 
-// contents lists a table or index of the root, by the name of its field.
+// contents returns the contents of a table or index of the root, by field name.
 func contents(s State, name string) any {
 	type pairOf struct{ k, v any }
 	var out []pairOf

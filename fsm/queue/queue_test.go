@@ -18,7 +18,7 @@ func holds(t interface{ Fatalf(string, ...any) }, q *Queue[int], want []int) {
 	}
 }
 
-// TestQueue holds queues, their copies and those of other lineages to a list each.
+// TestQueue compares queues, their copies and their clones with slices after random steps.
 func TestQueue(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		type pair struct {
@@ -30,7 +30,7 @@ func TestQueue(t *testing.T) {
 		for range rapid.IntRange(1, 100).Draw(rt, "steps") {
 			p := &all[rapid.IntRange(0, len(all)-1).Draw(rt, "which")]
 			switch rapid.IntRange(0, 5).Draw(rt, "step") {
-			case 0: // what was copied stays, whichever goes on
+			case 0: // a copy does not change with its origin
 				if len(all) < 6 {
 					all = append(all, pair{p.q.Copy(), slices.Clone(p.want)})
 				}
@@ -58,8 +58,7 @@ func TestQueue(t *testing.T) {
 	})
 }
 
-// TestReaders: copies are read while the next ones are written, and clones written beside
-// them; for the race detector.
+// TestReaders reads copies while later copies and clones are written. It is for the race detector.
 func TestReaders(t *testing.T) {
 	q := &Queue[int]{}
 	var wg sync.WaitGroup

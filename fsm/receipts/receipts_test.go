@@ -11,7 +11,7 @@ import (
 )
 
 func request(n uint64) (id [16]byte) {
-	binary.BigEndian.PutUint64(id[:], n>>3) // some have their first half in common
+	binary.BigEndian.PutUint64(id[:], n>>3) // groups of 8 ids share their first half
 	binary.BigEndian.PutUint64(id[8:], n)
 	return id
 }
@@ -24,7 +24,7 @@ func receipt(seq, n uint64, size int) Receipt {
 	return Receipt{Seq: seq, Request: request(n), At: int64(n) * 7, Answer: answer}
 }
 
-// holds compares a queue with what it must hold.
+// holds compares the contents of a queue with want.
 func holds(t interface{ Fatalf(string, ...any) }, q *Queue, want []Receipt) {
 	if q.Len() != len(want) {
 		t.Fatalf("%d receipts, want %d", q.Len(), len(want))
@@ -65,7 +65,7 @@ func holds(t interface{ Fatalf(string, ...any) }, q *Queue, want []Receipt) {
 	}
 }
 
-// TestQueue holds queues, their copies and those of other lineages to a list each.
+// TestQueue compares queues, their copies and their clones with slices after random steps.
 func TestQueue(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		type pair struct {
@@ -79,7 +79,7 @@ func TestQueue(t *testing.T) {
 			i := rapid.IntRange(0, len(all)-1).Draw(rt, "which")
 			p := &all[i]
 			switch rapid.IntRange(0, 9).Draw(rt, "step") {
-			case 0: // what was copied stays; both go on, one after the other
+			case 0: // a copy does not change with its origin; both are used further
 				if len(all) < 5 {
 					all = append(all, pair{p.q.Copy(), slices.Clone(p.want)})
 				}
@@ -137,8 +137,8 @@ func TestScanEnds(t *testing.T) {
 	}
 }
 
-// TestReadersBesideAWriter is for the race detector: what a copy holds is read while the
-// next one is written.
+// TestReadersBesideAWriter reads a copy while the next one is written. It is for the race
+// detector.
 func TestReadersBesideAWriter(t *testing.T) {
 	q := New()
 	done := make(chan error, 64)
@@ -176,7 +176,8 @@ func TestReadersBesideAWriter(t *testing.T) {
 	}
 }
 
-// BenchmarkAppend is with as many as are kept, in turns of a log entry.
+// BenchmarkAppend appends to a queue of 200,000 receipts, with a copy every 64 receipts as for a
+// log entry.
 func BenchmarkAppend(b *testing.B) {
 	q := New()
 	answer := make([]byte, 60)
@@ -192,8 +193,8 @@ func BenchmarkAppend(b *testing.B) {
 	}
 }
 
-// TestTrimByBytes: answers that are large go earlier, the oldest first, and a queue that a
-// copy was made of keeps its own count.
+// TestTrimByBytes: Trim drops the oldest receipts beyond MaxBytes, and a copy keeps its own byte
+// count.
 func TestTrimByBytes(t *testing.T) {
 	keep := Retention{MinAge: time.Hour, MaxAge: time.Hour, Max: 1000, MaxBytes: 10 * (headSize + 2 + 1000)}
 	q := New()

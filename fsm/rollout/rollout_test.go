@@ -13,8 +13,8 @@ import (
 
 const second = int64(1e9)
 
-// members reads "web-0:waiting,up web-1:updating,down web-2:updated,up": what the record
-// says of each, and what the state does. Everything happened at second 100.
+// members parses a text such as "web-0:waiting,up web-1:updating,down web-2:updated,up": the phase
+// of each member in the rollout record, and its condition in the state. All times are second 100.
 func members(text string) (*Rollout, Look) {
 	r := &Rollout{
 		Group: "web", Phase: Running, Policy: Policy{MaxParallel: 1, MinHealthy: 10 * second, Deadline: 60 * second, AutoRevert: true},
@@ -55,7 +55,7 @@ func members(text string) (*Rollout, Look) {
 	return r, func(id string) Seen { return seen[id] }
 }
 
-// line is a decision at one glance.
+// line formats a decision in one line.
 func (d Decision) line() string {
 	var out []string
 	add := func(word string, ids []string) {
@@ -86,23 +86,23 @@ func TestNext(t *testing.T) {
 		at          int64 // seconds
 		want        string
 	}{
-		{"the first has its turn", "a:waiting,up b:waiting,up", 100, "take a"},
-		{"what is down goes first", "a:waiting,up b:waiting,down", 100, "take b"},
-		{"and nobody else meanwhile", "a:waiting,up b:updating,down", 101, "wait until 160 for b to be healthy for 10 s"},
-		{"what runs has not settled", "a:waiting,up b:updating,up", 109, "wait until 110 for b to be healthy for 10 s"},
-		{"until it has run for long enough", "a:waiting,up b:updating,up", 110, "settle b; take a"},
-		{"one of the others is down", "a:waiting,up b:updated,down", 101, "wait until 160 for b to be available again: at most 1 may be missing"},
-		{"for too long, and it has the new one", "a:waiting,up b:updated,down", 160,
+		{"the first member is updated first", "a:waiting,up b:waiting,up", 100, "take a"},
+		{"a member that is down is updated first", "a:waiting,up b:waiting,down", 100, "take b"},
+		{"no other member is updated meanwhile", "a:waiting,up b:updating,down", 101, "wait until 160 for b to be healthy for 10 s"},
+		{"a running member has not settled yet", "a:waiting,up b:updating,up", 109, "wait until 110 for b to be healthy for 10 s"},
+		{"a member settles after the minimum healthy time", "a:waiting,up b:updating,up", 110, "settle b; take a"},
+		{"a settled member that is down holds up the rollout", "a:waiting,up b:updated,down", 101, "wait until 160 for b to be available again: at most 1 may be missing"},
+		{"a settled member is down beyond the deadline", "a:waiting,up b:updated,down", 160,
 			"fail: waited too long for b to be available again: at most 1 may be missing; revert"},
-		{"for too long, and it is no matter of the update", "a:waiting,up b:waiting,other c:waiting,gone", 160, "take a"},
-		{"the last has settled", "a:updated,up b:updating,up", 110, "settle b; complete"},
-		{"all have it, one of them is down", "a:updated,up b:updated,down", 110, "complete"},
-		{"not in time", "a:waiting,up b:updating,down", 160, "fail: b was not healthy for 10 s within 60 s; revert"},
-		{"given up", "a:waiting,up b:updating,given-up", 101, "fail: b was given up: RetriesExhausted; revert"},
-		{"stopped ones are no matter of turns", "a:waiting,stopped b:waiting,stopped c:waiting,up", 100, "take a,b,c"},
-		{"nor do they hold it up", "a:updating,stopped b:updated,up", 100, "complete"},
-		{"what somebody changed is left alone", "a:waiting,other b:updated,up", 100, "complete"},
-		{"so is what is gone", "a:waiting,gone b:updating,gone", 100, "complete"},
+		{"members that the rollout does not own do not hold it up", "a:waiting,up b:waiting,other c:waiting,gone", 160, "take a"},
+		{"the rollout completes with the last member", "a:updated,up b:updating,up", 110, "settle b; complete"},
+		{"a rollout completes when all are updated and one is down", "a:updated,up b:updated,down", 110, "complete"},
+		{"a member misses its deadline", "a:waiting,up b:updating,down", 160, "fail: b was not healthy for 10 s within 60 s; revert"},
+		{"the retries of a member are exhausted", "a:waiting,up b:updating,given-up", 101, "fail: b was given up: RetriesExhausted; revert"},
+		{"stopped members are updated at once", "a:waiting,stopped b:waiting,stopped c:waiting,up", 100, "take a,b,c"},
+		{"stopped members do not hold up the rollout", "a:updating,stopped b:updated,up", 100, "complete"},
+		{"a member that a caller changed is skipped", "a:waiting,other b:updated,up", 100, "complete"},
+		{"a deleted member is skipped", "a:waiting,gone b:updating,gone", 100, "complete"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r, look := members(c.group)
@@ -158,9 +158,10 @@ func TestHolds(t *testing.T) {
 	}
 }
 
-// TestBoundAndEnd: whatever happens to members, the update makes no more of them unavailable
-// than it may, Allows lets through what Next proposes and nothing that breaks the bound, and
-// once nothing happens any more the update comes to an end.
+// TestBoundAndEnd: with random events of the members,
+//   - a rollout makes at most MaxParallel members unavailable;
+//   - Allows permits the decisions of Next, and none that breaks this bound;
+//   - the rollout ends once the events end.
 func TestBoundAndEnd(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		n, now := rapid.IntRange(1, 6).Draw(rt, "members"), 100*second

@@ -54,7 +54,7 @@ func (w *writer) barrier() uint64 {
 	return w.apply(&commandv1.Command{Body: &commandv1.Command_Barrier{Barrier: &commandv1.Barrier{}}})
 }
 
-// ids of the workloads that a batch made.
+// ids returns the ids of the workloads that a batch created.
 func ids(b Batch) (out []string) {
 	for _, c := range b.Changes {
 		if c.Table == fsm.TableWorkload && c.OldWorkload() == nil {
@@ -70,7 +70,7 @@ func soon(t testing.TB) context.Context {
 	return ctx
 }
 
-func TestAtReturnsAtOnceWhatIsThere(t *testing.T) {
+func TestAtReturnsAPastIndexAtOnce(t *testing.T) {
 	w := open(t)
 	index := w.put("web")
 	v, err := w.st.At(soon(t), index)
@@ -104,7 +104,7 @@ func TestAtWakesAtItsIndexAndNotBefore(t *testing.T) {
 	})
 }
 
-func TestAtNamesWhereItStopped(t *testing.T) {
+func TestAtErrorNamesTheIndex(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := open(t)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -293,7 +293,7 @@ func TestClosedCursor(t *testing.T) {
 	})
 }
 
-// What is exported as figures.
+// TestStats: the exported metrics follow the feed.
 func TestStats(t *testing.T) {
 	w := open(t)
 	cur, err := w.st.Changes(w.index)
@@ -333,19 +333,19 @@ func TestCompacted(t *testing.T) {
 		run  func(w *writer)
 		want error
 	}{
-		{"a cursor within the bounds reads on", func(w *writer) { fill(w, MaxEntries) }, nil},
-		{"a cursor that fell behind by entries is told", func(w *writer) { fill(w, MaxEntries+1) }, ErrCompacted},
-		{"a cursor that fell behind by changes is told", func(w *writer) {
+		{"a cursor within the bounds continues", func(w *writer) { fill(w, MaxEntries) }, nil},
+		{"a cursor that falls behind by entries gets ErrCompacted", func(w *writer) { fill(w, MaxEntries+1) }, ErrCompacted},
+		{"a cursor that falls behind by changes gets ErrCompacted", func(w *writer) {
 			w.st.Publish(w.st.State(), make([]fsm.Change, 1))
 			w.st.Publish(w.st.State(), make([]fsm.Change, MaxChanges))
 		}, ErrCompacted},
-		{"a cursor that fell behind by bytes is told", func(w *writer) {
+		{"a cursor that falls behind by bytes gets ErrCompacted", func(w *writer) {
 			big := []fsm.Change{{Table: fsm.TableWorkload, New: &fsm.Workload{Spec: make([]byte, MaxBytes/2)}}}
 			w.st.Publish(w.st.State(), big)
 			w.st.Publish(w.st.State(), big)
 		}, ErrCompacted},
-		{"after a restore a cursor is told", func(w *writer) { w.st.Restore(w.st.State()) }, ErrCompacted},
-		{"after a restore to an older index a cursor is told", func(w *writer) {
+		{"a restore gives a cursor ErrCompacted", func(w *writer) { w.st.Restore(w.st.State()) }, ErrCompacted},
+		{"a restore to an older index gives a cursor ErrCompacted", func(w *writer) {
 			w.put("web")
 			w.st.Restore(fsm.New())
 		}, ErrCompacted},
@@ -363,7 +363,7 @@ func TestCompacted(t *testing.T) {
 			}
 		})
 	}
-	t.Run("subscribing too far back is told", func(t *testing.T) {
+	t.Run("subscribing before the oldest entry gives ErrCompacted", func(t *testing.T) {
 		w := open(t)
 		fill(w, MaxEntries+5)
 		if _, err := w.st.Changes(1); !errors.Is(err, ErrCompacted) {
@@ -373,7 +373,7 @@ func TestCompacted(t *testing.T) {
 			t.Errorf("subscribing now: %v", err)
 		}
 	})
-	t.Run("a waiting cursor is told of a restore", func(t *testing.T) {
+	t.Run("a restore gives a waiting cursor ErrCompacted", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := open(t)
 			cur, err := w.st.Changes(w.index)
@@ -422,7 +422,7 @@ func BenchmarkPublishWithWaiters(b *testing.B) {
 	ctx, cancel := context.WithCancel(b.Context())
 	var all sync.WaitGroup
 	for range 5000 {
-		all.Go(func() { _, _ = w.st.At(ctx, 1<<60) }) // none of them is ever reached
+		all.Go(func() { _, _ = w.st.At(ctx, 1<<60) }) // none of these indexes is reached
 	}
 	s, change := w.st.State(), make([]fsm.Change, 1)
 	b.ReportAllocs()
