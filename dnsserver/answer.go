@@ -6,31 +6,30 @@ import (
 	"github.com/miekg/dns"
 )
 
-// Ask is what an answer depends on besides zone and query.
+// Ask holds the inputs of an answer other than the zone and the query.
 type Ask struct {
-	TCP       bool   // up to 64 KiB; over UDP what the client takes, at most 1232 bytes
-	Turn      uint32 // rotates records that stand for each other
-	Recursive bool   // say that foreign names would be looked up
+	TCP       bool   // up to 64 KiB; over UDP the size that the client accepts, at most 1232 bytes
+	Turn      uint32 // rotates the records of a set
+	Recursive bool   // set the RA bit: foreign names are looked up
 }
 
-// Outcome is what an answer was about.
+// Outcome describes an answer for metrics and forwarding.
 type Outcome struct {
-	Type      uint16 // of the question; 0 if none could be read
+	Type      uint16 // of the question; 0 if it could not be read
 	Rcode     int
 	Truncated bool
-	// Foreign: refused only because the name is in none of the zones, and the
-	// client wants it looked up.
+	// Foreign: refused only because the name is in none of the zones, and the client set the RD bit.
 	Foreign bool
 }
 
-// Answer appends the reply to a query to dst. Nothing is appended for a message
-// that nobody awaits an answer to: a reply, or less than a header. query and dst
-// must not overlap. It takes any bytes and costs no allocation if dst has room.
+// Answer appends the reply to a query to dst. It appends nothing for a message that needs no reply:
+// a response, or a message shorter than a header. query and dst must not overlap. Answer accepts any
+// bytes and does not allocate if dst has enough capacity.
 func (z *Zone) Answer(dst, query []byte, ask Ask) ([]byte, Outcome) {
 	return z.answer(dst, query, ask, new(reader))
 }
 
-// reader is the working memory of one goroutine that answers.
+// reader is the scratch memory of one answering goroutine.
 type reader struct{ q query }
 
 func (z *Zone) answer(dst, msg []byte, ask Ask, r *reader) ([]byte, Outcome) {
@@ -61,7 +60,7 @@ func (z *Zone) answer(dst, msg []byte, ask Ask, r *reader) ([]byte, Outcome) {
 	return q.finish(dst, start, flags, out.Rcode, 0, 0, 0), out
 }
 
-// resolve answers a question that makes sense.
+// resolve answers a well-formed question of class IN.
 func (z *Zone) resolve(dst []byte, start int, flags uint16, ask Ask, q *query, out Outcome) ([]byte, Outcome) {
 	limit := start + q.limit(ask.TCP)
 	if q.edns {
@@ -95,14 +94,14 @@ func (z *Zone) resolve(dst []byte, start int, flags uint16, ask Ask, q *query, o
 		}
 		out.Rcode = dns.RcodeNameError
 	}
-	// How long "no" may be kept is the lesser of the SOA's own TTL and its last
-	// field (RFC 2308, 3 and 5).
+	// The TTL of a negative answer is the lesser of the SOA's TTL and its last field (RFC 2308, 3
+	// and 5).
 	dst = z.appendSOA(dst, q, apex, min(z.plan.ttl.zone, z.plan.ttl.negative))
 	return q.finish(dst, start, flags|bitAA, out.Rcode, 0, 1, 0), out
 }
 
-// zoneOf is where in the name of a query that does not exist the apex of its
-// zone begins, -1 if it is in none of ours.
+// zoneOf returns the offset of the zone apex within the name of a query that does not exist. It
+// returns -1 if the name is in none of the zones.
 func (z *Zone) zoneOf(q *query) int {
 	full := q.name[:q.size]
 	for _, apex := range z.plan.apexes {
@@ -116,7 +115,7 @@ func (z *Zone) zoneOf(q *query) int {
 			}
 		}
 	}
-	// Below the reverse name of an address: 4 labels and in-addr.arpa, or 32 and
+	// Check for names below the reverse name of an address: 4 labels and in-addr.arpa, or 32 and
 	// ip6.arpa.
 	for _, depth := range [...]int{6, 34} {
 		if q.depth <= depth {
@@ -130,9 +129,8 @@ func (z *Zone) zoneOf(q *query) int {
 	return -1
 }
 
-// positive copies a set into the answer, from another record on each turn. What
-// does not fit is left out: the additional records without a word, answers with
-// the truncation bit (RFC 2181, 9).
+// positive copies a set into the answer and rotates its records by turn. If the set does not fit,
+// additional records are dropped without the TC bit, and answers are dropped with it (RFC 2181, 9).
 func (z *Zone) positive(dst []byte, start int, flags uint16, limit int, turn uint32, q *query, s *rrset, out Outcome) ([]byte, Outcome) {
 	records := len(dst)
 	first, n := 0, int(s.answers)
@@ -162,7 +160,7 @@ func (z *Zone) positive(dst []byte, start int, flags uint16, limit int, turn uin
 	return q.finish(dst, start, flags|bitAA, out.Rcode, n, 0, extras), out
 }
 
-// fit copies as many answers as there is room for, and says how many.
+// fit copies as many answers as fit into limit and returns their number.
 func (s *rrset) fit(dst []byte, limit, first int) ([]byte, int) {
 	n := int(s.answers)
 	for i := range n {
@@ -180,7 +178,7 @@ func (s *rrset) fit(dst []byte, limit, first int) ([]byte, int) {
 	return dst, n
 }
 
-// capTTLs lowers the TTLs of count well-formed records from at on.
+// capTTLs lowers the TTLs of count well-formed records, starting at offset at.
 func capTTLs(msg []byte, at, count int, ttl uint32) {
 	for ; count > 0; count-- {
 		at = skipName(msg, at)
@@ -190,10 +188,9 @@ func capTTLs(msg []byte, at, count int, ttl uint32) {
 	}
 }
 
-// appendSOA adds the SOA of the zone whose apex begins at that offset of the
-// name asked for.
+// appendSOA adds the SOA of the zone whose apex starts at offset apex of the queried name.
 func (z *Zone) appendSOA(dst []byte, q *query, apex int, ttl uint32) []byte {
-	const refresh, retry, expire = 60, 10, 600 // s; of no use without transfers
+	const refresh, retry, expire = 60, 10, 600 // s; unused, because there are no transfers
 	p := z.plan
 	negative := p.ttl.negative
 	if z.cap > 0 {
@@ -211,7 +208,7 @@ func (z *Zone) appendSOA(dst []byte, q *query, apex int, ttl uint32) []byte {
 	return dst
 }
 
-// nameServers is the NS set of a zone of ours.
+// nameServers returns the NS set of a zone.
 func (z *Zone) nameServers(apex name) rrset {
 	var ns, glue []record
 	for _, s := range z.servers {

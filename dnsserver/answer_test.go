@@ -12,7 +12,7 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// everything is a state with some of all.
+// everything adds schedulers, nodes and workloads of every kind to w.
 func everything(w *world) {
 	three(w)
 	w.node("n1", "10.1.0.1:50051")
@@ -41,7 +41,7 @@ func everything(w *world) {
 	w.nodeState("Node_7", false)
 }
 
-// soa is the negative answer's authority; %d is the serial.
+// soa is the authority record of a negative answer; %d is the serial.
 const soa = "5 IN SOA persys-scheduler.persys.local. hostmaster.persys.local. %d 60 10 600 5"
 
 const srvGlue = `
@@ -57,13 +57,13 @@ var answerCases = []struct {
 	edit      func(*dns.Msg)
 	rcode     int
 	answer    string
-	negative  string // the apex whose SOA is the authority
+	negative  string // apex of the zone whose SOA is in the authority section
 	extra     string
 	foreign   bool // not authoritative
 	truncated bool
 }{
 	{
-		name: "schedulers are found by SRV, the leader first", question: "_persys-scheduler._tcp.persys.local. SRV", hints: Hints{Leader: "r2"},
+		name: "scheduler SRV records, leader first", question: "_persys-scheduler._tcp.persys.local. SRV", hints: Hints{Leader: "r2"},
 		answer: `
 			_persys-scheduler._tcp.persys.local. 5 IN SRV 10 100 8085 s2.persys-scheduler.persys.local.
 			_persys-scheduler._tcp.persys.local. 5 IN SRV 20 100 8085 s1.persys-scheduler.persys.local.
@@ -71,7 +71,7 @@ var answerCases = []struct {
 		extra: srvGlue,
 	},
 	{
-		name: "the name without _tcp answers the same", question: "_persys-scheduler.persys.local. SRV",
+		name: "scheduler SRV records without _tcp", question: "_persys-scheduler.persys.local. SRV",
 		answer: `
 			_persys-scheduler.persys.local. 5 IN SRV 20 100 8085 s1.persys-scheduler.persys.local.
 			_persys-scheduler.persys.local. 5 IN SRV 20 100 8085 s2.persys-scheduler.persys.local.
@@ -79,12 +79,12 @@ var answerCases = []struct {
 		extra: srvGlue,
 	},
 	{
-		name: "a dead scheduler is left out and TTLs are short", question: "_persys-scheduler.persys.local. SRV", hints: Hints{Dead: []string{"r1", "r3"}},
+		name: "dead schedulers are omitted and TTLs are short", question: "_persys-scheduler.persys.local. SRV", hints: Hints{Dead: []string{"r1", "r3"}},
 		answer: `_persys-scheduler.persys.local. 1 IN SRV 20 100 8085 s2.persys-scheduler.persys.local.`,
 		extra:  `s2.persys-scheduler.persys.local. 1 IN A 10.0.0.2`,
 	},
 	{
-		name: "a suspected leader comes last", question: "_persys-scheduler.persys.local. SRV", hints: Hints{Leader: "r1", Suspect: []string{"r1"}, Dead: []string{"r3"}},
+		name: "a suspect leader has the lowest priority", question: "_persys-scheduler.persys.local. SRV", hints: Hints{Leader: "r1", Suspect: []string{"r1"}, Dead: []string{"r3"}},
 		answer: `
 			_persys-scheduler.persys.local. 1 IN SRV 20 100 8085 s2.persys-scheduler.persys.local.
 			_persys-scheduler.persys.local. 1 IN SRV 30 100 8085 s1.persys-scheduler.persys.local.`,
@@ -93,142 +93,142 @@ var answerCases = []struct {
 			s2.persys-scheduler.persys.local. 1 IN A 10.0.0.2`,
 	},
 	{
-		name: "if all are said to be dead all stay", question: "persys-scheduler.persys.local. A", hints: Hints{Dead: []string{"r1", "r2", "r3"}},
+		name: "all schedulers are listed if all are dead", question: "persys-scheduler.persys.local. A", hints: Hints{Dead: []string{"r1", "r2", "r3"}},
 		answer: `
 			persys-scheduler.persys.local. 1 IN A 10.0.0.1
 			persys-scheduler.persys.local. 1 IN A 10.0.0.2`,
 	},
 	{
-		name: "hints never add", question: "_persys-scheduler.persys.local. SRV", hints: Hints{Leader: "r9", Suspect: []string{"r8"}},
+		name: "hints never add a scheduler", question: "_persys-scheduler.persys.local. SRV", hints: Hints{Leader: "r9", Suspect: []string{"r8"}},
 		build:  func(w *world) { w.replica("r1", "s1", "10.0.0.1:8085") },
 		answer: `_persys-scheduler.persys.local. 1 IN SRV 20 100 8085 s1.persys-scheduler.persys.local.`,
 		extra:  `s1.persys-scheduler.persys.local. 1 IN A 10.0.0.1`,
 	},
 	{
-		name: "schedulers have addresses together", question: "persys-scheduler.persys.local. A",
+		name: "IPv4 addresses of all schedulers", question: "persys-scheduler.persys.local. A",
 		answer: `
 			persys-scheduler.persys.local. 5 IN A 10.0.0.1
 			persys-scheduler.persys.local. 5 IN A 10.0.0.2`,
 	},
 	{
-		name: "and IPv6 addresses", question: "persys-scheduler.persys.local. AAAA",
+		name: "IPv6 addresses of all schedulers", question: "persys-scheduler.persys.local. AAAA",
 		answer: `persys-scheduler.persys.local. 5 IN AAAA fd00::3`,
 	},
 	{
-		name: "and each its own", question: "s2.persys-scheduler.persys.local. A",
+		name: "address of one scheduler", question: "s2.persys-scheduler.persys.local. A",
 		answer: `s2.persys-scheduler.persys.local. 5 IN A 10.0.0.2`,
 	},
 	{
-		name: "a dead one's own name is gone", question: "s2.persys-scheduler.persys.local. A", hints: Hints{Dead: []string{"r2"}},
+		name: "a dead scheduler has no name", question: "s2.persys-scheduler.persys.local. A", hints: Hints{Dead: []string{"r2"}},
 		rcode: dns.RcodeNameError, negative: "persys.local.",
 	},
 	{
-		name: "a removed one's own name is gone", question: "s2.persys-scheduler.persys.local. A",
+		name: "a removed scheduler has no name", question: "s2.persys-scheduler.persys.local. A",
 		build: func(w *world) { three(w); w.removeReplica("r2") },
 		rcode: dns.RcodeNameError, negative: "persys.local.",
 	},
 	{
-		name: "a scheduler announced by host name is found by that name", question: "_persys-scheduler.persys.local. SRV",
+		name: "a scheduler with a host name has it as SRV target", question: "_persys-scheduler.persys.local. SRV",
 		build:  func(w *world) { w.replica("r1", "s1", "Sched.Example.com:8085") },
 		answer: `_persys-scheduler.persys.local. 5 IN SRV 20 100 8085 sched.example.com.`,
 	},
 	{
-		name: "and has no address, for a CNAME is never invented", question: "s1.persys-scheduler.persys.local. A",
+		name: "a scheduler with a host name has no address record", question: "s1.persys-scheduler.persys.local. A",
 		build: func(w *world) { w.replica("r1", "s1", "sched.example.com:8085") },
 		rcode: dns.RcodeNameError, negative: "persys.local.",
 	},
 	{
-		name: "a scheduler that announced no place is not there", question: "_persys-scheduler.persys.local. SRV",
+		name: "a scheduler with an unspecified address is omitted", question: "_persys-scheduler.persys.local. SRV",
 		build: func(w *world) { w.replica("r1", "s1", "0.0.0.0:8085") },
 		rcode: dns.RcodeNameError, negative: "persys.local.",
 	},
 
 	{
-		name: "an agent has its node's address", question: "n1.default.agents.persys.cloud. A",
+		name: "IPv4 address of an agent", question: "n1.default.agents.persys.cloud. A",
 		answer: `n1.default.agents.persys.cloud. 30 IN A 10.1.0.1`,
 	},
 	{
-		name: "an agent may have an IPv6 address", question: "n6.default.agents.persys.cloud. AAAA",
+		name: "IPv6 address of an agent", question: "n6.default.agents.persys.cloud. AAAA",
 		answer: `n6.default.agents.persys.cloud. 30 IN AAAA fd00::16`,
 	},
 	{
-		name: "its other kind of address is no data", question: "n6.default.agents.persys.cloud. A",
+		name: "an agent without IPv4 address is NODATA for A", question: "n6.default.agents.persys.cloud. A",
 		negative: "agents.persys.cloud.",
 	},
 	{
-		name: "an agent's port is found by SRV", question: "_persys-agent._tcp.n1.default.agents.persys.cloud. SRV",
+		name: "SRV record of an agent", question: "_persys-agent._tcp.n1.default.agents.persys.cloud. SRV",
 		answer: `_persys-agent._tcp.n1.default.agents.persys.cloud. 30 IN SRV 0 100 50051 n1.default.agents.persys.cloud.`,
 		extra:  `n1.default.agents.persys.cloud. 30 IN A 10.1.0.1`,
 	},
 	{
-		name: "an agent announced by host name is found there", question: "_persys-agent._tcp.nh.default.agents.persys.cloud. SRV",
+		name: "SRV record of an agent with a host name", question: "_persys-agent._tcp.nh.default.agents.persys.cloud. SRV",
 		answer: `_persys-agent._tcp.nh.default.agents.persys.cloud. 30 IN SRV 0 100 50053 agent.example.com.`,
 	},
 	{
-		name: "an id that is no label is cleaned and hashed", question: Label("Node_7") + ".default.agents.persys.cloud. A",
+		name: "an id that is not a label is cleaned and hashed", question: Label("Node_7") + ".default.agents.persys.cloud. A",
 		answer: `node-7-` + strings.TrimPrefix(Label("Node_7"), "node-7-") + `.default.agents.persys.cloud. 30 IN A 10.1.0.7`,
 	},
 	{
-		name: "an address leads back to its node", question: "1.0.1.10.in-addr.arpa. PTR",
+		name: "PTR record of an IPv4 address", question: "1.0.1.10.in-addr.arpa. PTR",
 		answer: `1.0.1.10.in-addr.arpa. 30 IN PTR n1.default.agents.persys.cloud.`,
 	},
 	{
-		name: "so does an IPv6 address", question: "6.1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.d.f.ip6.arpa. PTR",
+		name: "PTR record of an IPv6 address", question: "6.1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.d.f.ip6.arpa. PTR",
 		answer: `6.1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.d.f.ip6.arpa. 30 IN PTR n6.default.agents.persys.cloud.`,
 	},
 	{
-		name: "a reverse name has no other records", question: "1.0.1.10.in-addr.arpa. A",
+		name: "a reverse name is NODATA for A", question: "1.0.1.10.in-addr.arpa. A",
 		negative: "1.0.1.10.in-addr.arpa.",
 	},
 	{
-		name: "nothing is below a reverse name", question: "x.1.0.1.10.in-addr.arpa. PTR",
+		name: "NXDOMAIN below an IPv4 reverse name", question: "x.1.0.1.10.in-addr.arpa. PTR",
 		rcode: dns.RcodeNameError, negative: "1.0.1.10.in-addr.arpa.",
 	},
 	{
-		name: "nothing is below an IPv6 reverse name", question: "x.6.1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.d.f.ip6.arpa. PTR",
+		name: "NXDOMAIN below an IPv6 reverse name", question: "x.6.1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.d.f.ip6.arpa. PTR",
 		rcode: dns.RcodeNameError, negative: "6.1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.d.f.ip6.arpa.",
 	},
-	{name: "other people's addresses are foreign", question: "9.9.9.9.in-addr.arpa. PTR", rcode: dns.RcodeRefused, foreign: true},
+	{name: "the reverse name of an unknown address is foreign", question: "9.9.9.9.in-addr.arpa. PTR", rcode: dns.RcodeRefused, foreign: true},
 	{name: "the reverse domain itself is foreign", question: "10.in-addr.arpa. SOA", rcode: dns.RcodeRefused, foreign: true},
 
 	{
-		name: "a workload has its own address", question: "web.default.workloads.persys.local. A",
+		name: "address of a workload", question: "web.default.workloads.persys.local. A",
 		answer: `web.default.workloads.persys.local. 5 IN A 172.17.0.2`,
 	},
 	{
-		name: "or its node's where it has none", question: "host.default.workloads.persys.local. A",
+		name: "a workload without addresses has its node's address", question: "host.default.workloads.persys.local. A",
 		answer: `host.default.workloads.persys.local. 5 IN A 10.1.0.1`,
 	},
 	{
-		name: "or both kinds", question: "dual.default.workloads.persys.local. AAAA",
+		name: "IPv6 address of a workload", question: "dual.default.workloads.persys.local. AAAA",
 		answer: `dual.default.workloads.persys.local. 5 IN AAAA fd01::9`,
 	},
 	{
-		name: "a published port leads to the node and the host port", question: "_80._tcp.web.default.workloads.persys.local. SRV",
+		name: "SRV record of a TCP port has the node and the host port", question: "_80._tcp.web.default.workloads.persys.local. SRV",
 		answer: `_80._tcp.web.default.workloads.persys.local. 5 IN SRV 0 100 31080 n1.default.agents.persys.cloud.`,
 		extra:  `n1.default.agents.persys.cloud. 30 IN A 10.1.0.1`,
 	},
 	{
-		name: "a UDP port is under _udp", question: "_53._udp.web.default.workloads.persys.local. SRV",
+		name: "SRV record of a UDP port", question: "_53._udp.web.default.workloads.persys.local. SRV",
 		answer: `_53._udp.web.default.workloads.persys.local. 5 IN SRV 0 100 31053 n1.default.agents.persys.cloud.`,
 		extra:  `n1.default.agents.persys.cloud. 30 IN A 10.1.0.1`,
 	},
 	{
-		name: "and not under _tcp", question: "_53._tcp.web.default.workloads.persys.local. SRV",
+		name: "a UDP port is not under _tcp", question: "_53._tcp.web.default.workloads.persys.local. SRV",
 		rcode: dns.RcodeNameError, negative: "persys.local.",
 	},
 	{
-		name: "a port of a node announced by host name leads there", question: "_90._tcp.far.default.workloads.persys.local. SRV",
+		name: "SRV record of a port on a node with a host name", question: "_90._tcp.far.default.workloads.persys.local. SRV",
 		answer: `_90._tcp.far.default.workloads.persys.local. 5 IN SRV 0 100 9000 agent.example.com.`,
 	},
 	{
-		name: "a group's name has those of its instances that run", question: "api.default.workloads.persys.local. A",
+		name: "addresses of a group's running instances", question: "api.default.workloads.persys.local. A",
 		answer: `
 			api.default.workloads.persys.local. 5 IN A 172.17.0.20
 			api.default.workloads.persys.local. 5 IN A 172.17.0.21`,
 	},
 	{
-		name: "and their ports", question: "_8080._tcp.api.default.workloads.persys.local. SRV",
+		name: "SRV records of a group's running instances", question: "_8080._tcp.api.default.workloads.persys.local. SRV",
 		answer: `
 			_8080._tcp.api.default.workloads.persys.local. 5 IN SRV 0 100 30000 n1.default.agents.persys.cloud.
 			_8080._tcp.api.default.workloads.persys.local. 5 IN SRV 0 100 30001 n6.default.agents.persys.cloud.`,
@@ -236,46 +236,46 @@ var answerCases = []struct {
 			n1.default.agents.persys.cloud. 30 IN A 10.1.0.1
 			n6.default.agents.persys.cloud. 30 IN AAAA fd00::16`,
 	},
-	{name: "an instance of a group has a name too", question: "api-1.default.workloads.persys.local. A", answer: `api-1.default.workloads.persys.local. 5 IN A 172.17.0.21`},
-	{name: "what failed is not there", question: "api-2.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
-	{name: "what does not run yet is not there", question: "waiting.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
-	{name: "what runs on a lost node is not there", question: "lost.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
-	{name: "what fails its health check is not there", question: "sick.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
-	{name: "what has not passed its health check yet is not there", question: "coming.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
+	{name: "address of one instance of a group", question: "api-1.default.workloads.persys.local. A", answer: `api-1.default.workloads.persys.local. 5 IN A 172.17.0.21`},
+	{name: "a failed workload is omitted", question: "api-2.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
+	{name: "a pending workload is omitted", question: "waiting.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
+	{name: "a workload on a lost node is omitted", question: "lost.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
+	{name: "an unhealthy workload is omitted", question: "sick.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
+	{name: "a workload with a starting health check is omitted", question: "coming.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
 	{
-		name: "a port is found by its name, wherever it is published", question: "_http._tcp.shop.default.workloads.persys.local. SRV",
+		name: "a port name covers all host ports of a container port", question: "_http._tcp.shop.default.workloads.persys.local. SRV",
 		answer: `
 			_http._tcp.shop.default.workloads.persys.local. 5 IN SRV 0 100 30010 n1.default.agents.persys.cloud.
 			_http._tcp.shop.default.workloads.persys.local. 5 IN SRV 0 100 30011 n1.default.agents.persys.cloud.`,
 		extra: `n1.default.agents.persys.cloud. 30 IN A 10.1.0.1`,
 	},
 	{
-		name: "a name may be for one of the places alone", question: "_admin._tcp.shop.default.workloads.persys.local. SRV",
+		name: "a port name may be for one host port", question: "_admin._tcp.shop.default.workloads.persys.local. SRV",
 		answer: `_admin._tcp.shop.default.workloads.persys.local. 5 IN SRV 0 100 30011 n1.default.agents.persys.cloud.`,
 		extra:  `n1.default.agents.persys.cloud. 30 IN A 10.1.0.1`,
 	},
 	{
-		name: "a name is of one protocol", question: "_dns._udp.shop.default.workloads.persys.local. SRV",
+		name: "a port name is under its protocol", question: "_dns._udp.shop.default.workloads.persys.local. SRV",
 		answer: `_dns._udp.shop.default.workloads.persys.local. 5 IN SRV 0 100 30012 n1.default.agents.persys.cloud.`,
 		extra:  `n1.default.agents.persys.cloud. 30 IN A 10.1.0.1`,
 	},
-	{name: "and of no other", question: "_dns._tcp.shop.default.workloads.persys.local. SRV", rcode: dns.RcodeNameError, negative: "persys.local."},
-	{name: "a name of what is not published is none", question: "_gone._tcp.shop.default.workloads.persys.local. SRV", rcode: dns.RcodeNameError, negative: "persys.local."},
-	{name: "what passes its health check is", question: "fit.default.workloads.persys.local. A", answer: `fit.default.workloads.persys.local. 5 IN A 172.17.0.31`},
-	{name: "another shard's names are not there", question: "web.other.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
+	{name: "a port name is not under another protocol", question: "_dns._tcp.shop.default.workloads.persys.local. SRV", rcode: dns.RcodeNameError, negative: "persys.local."},
+	{name: "the name of an unpublished port does not exist", question: "_gone._tcp.shop.default.workloads.persys.local. SRV", rcode: dns.RcodeNameError, negative: "persys.local."},
+	{name: "a healthy workload is included", question: "fit.default.workloads.persys.local. A", answer: `fit.default.workloads.persys.local. 5 IN A 172.17.0.31`},
+	{name: "names of another shard do not exist", question: "web.other.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
 
-	{name: "a name with other records is no data", question: "web.default.workloads.persys.local. TXT", negative: "persys.local."},
-	{name: "an empty name between others is no data", question: "_tcp.web.default.workloads.persys.local. A", negative: "persys.local."},
-	{name: "so is a shard", question: "default.agents.persys.cloud. A", negative: "agents.persys.cloud."},
-	{name: "so is a zone's apex", question: "persys.local. A", negative: "persys.local."},
-	{name: "so is CNAME, always", question: "web.default.workloads.persys.local. CNAME", negative: "persys.local."},
-	{name: "a name below one that exists does not", question: "a.web.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
-	{name: "a zone that only ends alike is foreign", question: "notpersys.local. A", rcode: dns.RcodeRefused, foreign: true},
-	{name: "what is above a zone is foreign", question: "local. SOA", rcode: dns.RcodeRefused, foreign: true},
+	{name: "an existing name without the type is NODATA", question: "web.default.workloads.persys.local. TXT", negative: "persys.local."},
+	{name: "an empty non-terminal is NODATA", question: "_tcp.web.default.workloads.persys.local. A", negative: "persys.local."},
+	{name: "the name of a shard is NODATA", question: "default.agents.persys.cloud. A", negative: "agents.persys.cloud."},
+	{name: "the apex of a zone is NODATA for A", question: "persys.local. A", negative: "persys.local."},
+	{name: "CNAME is NODATA", question: "web.default.workloads.persys.local. CNAME", negative: "persys.local."},
+	{name: "a name below a workload does not exist", question: "a.web.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
+	{name: "a zone with a common suffix inside a label is foreign", question: "notpersys.local. A", rcode: dns.RcodeRefused, foreign: true},
+	{name: "the parent of a zone is foreign", question: "local. SOA", rcode: dns.RcodeRefused, foreign: true},
 	{name: "the root is foreign", question: ". NS", rcode: dns.RcodeRefused, foreign: true},
 	{name: "other domains are foreign", question: "example.com. A", rcode: dns.RcodeRefused, foreign: true},
 	{
-		name: "a zone has name servers", question: "persys.local. NS",
+		name: "NS records of a zone", question: "persys.local. NS",
 		answer: `
 			persys.local. 60 IN NS s1.persys-scheduler.persys.local.
 			persys.local. 60 IN NS s2.persys-scheduler.persys.local.
@@ -283,12 +283,12 @@ var answerCases = []struct {
 		extra: srvGlue,
 	},
 	{
-		name: "so has the agents' zone", question: "agents.persys.cloud. NS", hints: Hints{Dead: []string{"r1", "r3"}},
+		name: "NS records of the agents' zone without dead schedulers", question: "agents.persys.cloud. NS", hints: Hints{Dead: []string{"r1", "r3"}},
 		answer: `agents.persys.cloud. 60 IN NS s2.persys-scheduler.persys.local.`,
 		extra:  `s2.persys-scheduler.persys.local. 1 IN A 10.0.0.2`,
 	},
 	{
-		name: "a zone has a name server before there are schedulers", question: "persys.local. NS", build: func(*world) {},
+		name: "a zone without schedulers has an NS record", question: "persys.local. NS", build: func(*world) {},
 		answer: `persys.local. 60 IN NS persys-scheduler.persys.local.`,
 	},
 	{name: "only an apex has name servers", question: "web.default.workloads.persys.local. NS", negative: "persys.local."},
@@ -298,7 +298,7 @@ var answerCases = []struct {
 		answer: `n1.default.agents.persys.cloud. 1 IN A 10.1.0.1`,
 	},
 	{
-		name: "those of additional records too", question: "_80._tcp.web.default.workloads.persys.local. SRV", hints: Hints{Partitioned: true},
+		name: "a partitioned replica's additional records have short TTLs", question: "_80._tcp.web.default.workloads.persys.local. SRV", hints: Hints{Partitioned: true},
 		answer: `_80._tcp.web.default.workloads.persys.local. 1 IN SRV 0 100 31080 n1.default.agents.persys.cloud.`,
 		extra:  `n1.default.agents.persys.cloud. 1 IN A 10.1.0.1`,
 	},
@@ -336,7 +336,7 @@ var answerCases = []struct {
 		edit: func(m *dns.Msg) { m.SetEdns0(4096, false); m.SetEdns0(4096, false) },
 	},
 	{
-		name: "an unknown EDNS version is said to be bad", question: "persys-scheduler.persys.local. A", rcode: dns.RcodeBadVers, foreign: true,
+		name: "an unknown EDNS version is BADVERS", question: "persys-scheduler.persys.local. A", rcode: dns.RcodeBadVers, foreign: true,
 		edit: func(m *dns.Msg) { m.SetEdns0(4096, false); m.IsEdns0().SetVersion(1) },
 	},
 }
@@ -386,7 +386,7 @@ func TestAnswers(t *testing.T) {
 func TestSOA(t *testing.T) {
 	w := newWorld(t)
 	three(w)
-	w.index = 1<<32 + 6 // the serial is the low half
+	w.index = 1<<32 + 6 // the serial is the low 32 bits
 	w.node("n1", "10.1.0.1:50051")
 	for _, apex := range []string{"persys.local.", "agents.persys.cloud.", "1.0.1.10.in-addr.arpa."} {
 		m := reply(t, w.zone(Hints{}), question(apex+" SOA"), Ask{})
@@ -397,7 +397,7 @@ func TestSOA(t *testing.T) {
 	}
 }
 
-func TestEveryAnswerKeepsTheQuestionsCase(t *testing.T) {
+func TestAnswersPreserveQuestionCase(t *testing.T) {
 	w := newWorld(t)
 	everything(w)
 	const asked = "WeB.dEfAuLt.WoRkLoAdS.pErSyS.LoCaL."
@@ -411,7 +411,7 @@ func TestEveryAnswerKeepsTheQuestionsCase(t *testing.T) {
 	}
 }
 
-func TestFlagsComeBack(t *testing.T) {
+func TestFlagsInAnswer(t *testing.T) {
 	z := newWorld(t).zone(Hints{})
 	m := reply(t, z, question("persys.local. SOA", func(m *dns.Msg) {
 		m.RecursionDesired, m.CheckingDisabled, m.AuthenticatedData = true, true, true
@@ -426,7 +426,7 @@ func TestFlagsComeBack(t *testing.T) {
 	}
 }
 
-func TestOnlyQuestionsToBeLookedUpAreForeign(t *testing.T) {
+func TestForeign(t *testing.T) {
 	w := newWorld(t)
 	everything(w)
 	z := w.zone(Hints{})
@@ -454,7 +454,7 @@ func TestMalformedPackets(t *testing.T) {
 		"less than a header":            {"1267 0000 0001 0000 0000 00", -1},
 		"an answer":                     {"1267 8000 0001 0000 0000 0000 00 0001 0001", -1},
 		"an answer of another opcode":   {"1267 a800 0000 0000 0000 0000", -1},
-		"no question where one is said": {head, 1},
+		"a missing question":            {head, 1},
 		"a name without an end":         {head + "0161", 1},
 		"a label without an end":        {head + "05616161", 1},
 		"a pointer in the question":     {head + "c00c 0001 0001", 1},
@@ -470,7 +470,7 @@ func TestMalformedPackets(t *testing.T) {
 		"type 0":                        {head + "00 0000 0001", 1},
 		"type OPT":                      {head + "00 0029 0001", 1},
 		"another additional record":     {"1267 0000 0001 0000 0000 0001 00 0001 0001 c00c 0010 0001 00000000 0000", 5},
-		"an EDNS option nobody knows":   {"1267 0000 0001 0000 0000 0001 00 0001 0001 00 0029 1000 00000000 0006 fde9 0002 6161", 5},
+		"an unknown EDNS option":        {"1267 0000 0001 0000 0000 0001 00 0001 0001 00 0029 1000 00000000 0006 fde9 0002 6161", 5},
 		"a name of 256 bytes":           {head + strings.Repeat("3f"+strings.Repeat("61", 63), 4) + "00 0001 0001", 1},
 		"a name of 255 bytes":           {head + strings.Repeat("3f"+strings.Repeat("61", 63), 3) + "3d" + strings.Repeat("61", 61) + "00 0001 0001", 5},
 		"a name of 127 labels":          {head + strings.Repeat("0161", 127) + "00 0001 0001", 5},

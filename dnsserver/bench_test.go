@@ -12,7 +12,7 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// The size of the benchmarks dns-a, dns-srv and dns-change.
+// Sizes of the benchmarks dns-a, dns-srv and dns-change.
 const (
 	benchNodes     = 10_000
 	benchWorkloads = 50_000
@@ -84,7 +84,7 @@ func BenchmarkAnswerSRV(b *testing.B) {
 	benchmarkAnswer(b, "_80._tcp.w-%d.default.workloads.persys.local. SRV")
 }
 
-// BenchmarkBuild makes the zone from scratch.
+// BenchmarkBuild measures building a zone from scratch.
 func BenchmarkBuild(b *testing.B) {
 	bigWorld()
 	for b.Loop() {
@@ -93,7 +93,7 @@ func BenchmarkBuild(b *testing.B) {
 	}
 }
 
-// BenchmarkChange follows one workload that stops and runs again, and publishes.
+// BenchmarkChange measures an update and a new zone after one workload stops or starts.
 func BenchmarkChange(b *testing.B) {
 	builder := bigZone(b)
 	w := &world{t: b, s: bigWorld(), index: bigWorld().Info().Index}
@@ -112,8 +112,8 @@ func BenchmarkChange(b *testing.B) {
 	}
 }
 
-// BenchmarkUDP is the server and its clients on one machine: every client keeps
-// a window of queries in flight.
+// BenchmarkUDP runs the server and its clients on one machine. Every client keeps a window of
+// queries in flight.
 func BenchmarkUDP(b *testing.B) {
 	for _, c := range []struct{ name, format string }{
 		{"A", "w-%d.default.workloads.persys.local. A"},

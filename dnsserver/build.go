@@ -9,28 +9,28 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Builder keeps a zone current. It is for one goroutine; the zones that it hands
-// out are for all.
+// Builder keeps a zone current. Only one goroutine may use a Builder; its zones may be used by any
+// number.
 type Builder struct {
 	plan  *plan
 	hints Hints
 	view  fsm.View
 	table *table
 
-	schedulerNames []name // that have records now
+	schedulerNames []name // names with records now
 	servers        []server
 
 	nodes     map[string]*node       // by id
-	labels    map[string][]*node     // by label, sorted by id; one, but for clashing labels
+	labels    map[string][]*node     // by label, sorted by id; more than one only if labels collide
 	reverse   map[netip.Addr][]*node // by address, sorted by id
 	instances map[string]*instance   // by workload id
 	services  map[string]*service    // by label
 	dirty     map[string]struct{}    // services to render
-	// dirtyAddrs are the addresses whose PTR records are to be rendered: once for all changes.
+	// dirtyAddrs are the addresses whose PTR records must be rendered, once per update.
 	dirtyAddrs map[netip.Addr]struct{}
 }
 
-// NewBuilder makes the zone of v from scratch. Errors name the fields of cfg.
+// NewBuilder makes the zone of v from scratch. Errors name the invalid fields of cfg.
 func NewBuilder(cfg Config, v fsm.View, h Hints) (*Builder, error) {
 	p, err := cfg.plan()
 	if err != nil {
@@ -41,8 +41,8 @@ func NewBuilder(cfg Config, v fsm.View, h Hints) (*Builder, error) {
 	return b, nil
 }
 
-// Rebuild starts again from v: after a snapshot was restored, or when the change
-// feed no longer goes back far enough.
+// Rebuild starts again from v. It is called after a snapshot is restored, or when the change feed no
+// longer reaches back far enough.
 func (b *Builder) Rebuild(v fsm.View) {
 	b.view = v
 	b.table = newTable()
@@ -75,8 +75,8 @@ func (b *Builder) Rebuild(v fsm.View) {
 	b.renderServices()
 }
 
-// Update follows changes of the feed; v is the state after the last of them.
-// Changes may be given twice, and in any order: they only say what to look at.
+// Update applies changes of the feed; v is the state after the last of them. Changes may be repeated
+// and in any order: they only name the rows to read again from v.
 func (b *Builder) Update(v fsm.View, changes []fsm.Change) {
 	b.view = v
 	schedulers := false
@@ -88,7 +88,7 @@ func (b *Builder) Update(v fsm.View, changes []fsm.Change) {
 		case fsm.TableNode:
 			nodes[c.Key] = struct{}{}
 		case fsm.TableWorkload:
-			// What nobody could reach before or after is not in the zone.
+			// A workload that was not serving before and is not serving now is not in the zone.
 			if was, now := c.OldWorkload(), c.NewWorkload(); was != nil && serving(was) || now != nil && serving(now) {
 				workloads[c.Key] = struct{}{}
 			}
@@ -99,7 +99,7 @@ func (b *Builder) Update(v fsm.View, changes []fsm.Change) {
 	}
 	for id := range nodes {
 		if b.placeNode(id) {
-			// What runs there is reached at the node's address.
+			// Workloads on the node are reached at its address.
 			v.WorkloadsOn(id, func(w *fsm.Workload) bool {
 				workloads[w.ID] = struct{}{}
 				return true
@@ -113,13 +113,13 @@ func (b *Builder) Update(v fsm.View, changes []fsm.Change) {
 	b.renderServices()
 }
 
-// SetHints says what the replica suspects now.
+// SetHints replaces the hints and renders the scheduler records again.
 func (b *Builder) SetHints(h Hints) {
 	b.hints = h
 	b.placeSchedulers()
 }
 
-// Zone is the newest zone. It stays as it is.
+// Zone returns the newest zone, which is immutable.
 func (b *Builder) Zone() *Zone {
 	z := &Zone{
 		plan: b.plan, seed: b.table.seed, root: b.table.root, names: b.table.len,
@@ -132,8 +132,8 @@ func (b *Builder) Zone() *Zone {
 	return z
 }
 
-// set gives a name its records; none removes it. standalone makes it a zone of
-// its own.
+// set replaces the records of a name; an empty list removes the name. standalone makes the name a
+// zone apex.
 func (b *Builder) set(n name, sets []rrset, standalone bool) {
 	old := b.table.get(n)
 	if old == nil && len(sets) == 0 {
@@ -160,7 +160,7 @@ func (b *Builder) set(n name, sets []rrset, standalone bool) {
 	}
 }
 
-// zoneOf is the offset in n at which the apex of its zone begins.
+// zoneOf returns the offset in n at which the apex of its zone starts.
 func (b *Builder) zoneOf(n name) uint8 {
 	for _, apex := range b.plan.apexes {
 		if n.within(apex) {
@@ -174,8 +174,7 @@ func (b *Builder) inZone(n name) bool {
 	return slices.ContainsFunc(b.plan.apexes, n.within)
 }
 
-// link makes the names above a new one exist (RFC 4592, 2.2.2: empty
-// non-terminals).
+// link creates the ancestors of a new name as empty non-terminals (RFC 4592, 2.2.2).
 func (b *Builder) link(n name) {
 	for n = n.parent(); b.inZone(n); n = n.parent() {
 		old := b.table.get(n)
@@ -191,7 +190,7 @@ func (b *Builder) link(n name) {
 	}
 }
 
-// unlink ends the names above a removed one that existed only for it.
+// unlink removes the ancestors of a removed name that have no other descendants.
 func (b *Builder) unlink(n name) {
 	for n = n.parent(); b.inZone(n); n = n.parent() {
 		e := *b.table.get(n)
@@ -203,16 +202,16 @@ func (b *Builder) unlink(n name) {
 	}
 }
 
-// endpoint is where something listens: an address, or a host name that only
-// another DNS knows (a target of SRV, never a CNAME).
+// endpoint is the address of a listener: an IP address, or a host name that another DNS server
+// resolves (used as an SRV target, never as a CNAME).
 type endpoint struct {
 	addr netip.Addr
 	host name
-	port uint16 // 0 = not known
+	port uint16 // 0 = unknown
 }
 
-// parseEndpoint reads "host:port" or "host". What names no place to reach, such
-// as 0.0.0.0, is the zero endpoint.
+// parseEndpoint reads "host:port" or "host". It returns the zero endpoint for an unreachable address
+// such as 0.0.0.0.
 func parseEndpoint(s string) endpoint {
 	host, port, err := net.SplitHostPort(s)
 	if err != nil {
@@ -234,8 +233,8 @@ func parseEndpoint(s string) endpoint {
 	return e
 }
 
-// usable is a as it may stand in a record, or invalid: nothing is reached at an
-// unspecified or multicast address, and a zone index means nothing elsewhere.
+// usable returns a in the form used in records, without its zone index. It returns the zero Addr for
+// an unspecified or multicast address.
 func usable(a netip.Addr) netip.Addr {
 	a = a.Unmap().WithZone("")
 	if a.IsUnspecified() || a.IsMulticast() {
@@ -244,7 +243,7 @@ func usable(a netip.Addr) netip.Addr {
 	return a
 }
 
-// appendOne adds a unless it is invalid or there.
+// appendOne adds a unless it is invalid or already in list.
 func appendOne(list []netip.Addr, a netip.Addr) []netip.Addr {
 	if !a.IsValid() || slices.Contains(list, a) {
 		return list

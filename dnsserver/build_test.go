@@ -13,7 +13,7 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// dump is everything that a zone holds, by name.
+// dump returns the contents of a zone by name.
 func dump(z *Zone) map[string]string {
 	out := map[string]string{}
 	for _, b := range z.root {
@@ -32,7 +32,7 @@ func dump(z *Zone) map[string]string {
 	return out
 }
 
-// sameZone names the first difference.
+// sameZone reports the first difference between two zones.
 func sameZone(t interface {
 	Helper()
 	Fatalf(string, ...any)
@@ -54,7 +54,7 @@ func sameZone(t interface {
 	}
 }
 
-func TestAnUpdatedZoneIsTheSameAsOneFromScratch(t *testing.T) {
+func TestUpdateEqualsRebuild(t *testing.T) {
 	configs := []Config{
 		{},
 		{Domain: "persys.local", AgentsDomain: "persys.local"},
@@ -95,7 +95,7 @@ func TestAnUpdatedZoneIsTheSameAsOneFromScratch(t *testing.T) {
 				if err != nil {
 					rt.Fatal(err)
 				}
-				b.view = w.s // entries without changes move the index alone
+				b.view = w.s // log entries without changes only move the index
 				got := b.Zone()
 				sameZone(rt, got, want)
 				if len(former) < 3 {
@@ -190,7 +190,7 @@ func TestRotation(t *testing.T) {
 	}
 }
 
-func TestTheLeaderComesFirstHoweverOftenOneAsks(t *testing.T) {
+func TestLeaderFirstOnEveryTurn(t *testing.T) {
 	w := newWorld(t)
 	three(w)
 	z := w.zone(Hints{Leader: "r2"})
@@ -202,7 +202,7 @@ func TestTheLeaderComesFirstHoweverOftenOneAsks(t *testing.T) {
 	}
 }
 
-// crowd is a group of n instances.
+// crowd returns a world with a group of n instances.
 func crowd(t testing.TB, n int) *world {
 	w := newWorld(t)
 	w.node("n1", "10.1.0.1:50051")
@@ -252,7 +252,7 @@ func TestTruncation(t *testing.T) {
 	}
 }
 
-func TestAdditionalRecordsAreLeftOutWithoutTruncation(t *testing.T) {
+func TestAdditionalRecordsAreDroppedWithoutTC(t *testing.T) {
 	w := newWorld(t)
 	var want int
 	for i := range 7 {
@@ -271,7 +271,7 @@ func TestAdditionalRecordsAreLeftOutWithoutTruncation(t *testing.T) {
 	}
 }
 
-func TestAGroupLargerThanAnAnswerIsCut(t *testing.T) {
+func TestLargeGroupIsCut(t *testing.T) {
 	z := crowd(t, maxPerAnswer+8).zone(Hints{})
 	for _, q := range []string{"api.default.workloads.persys.local. A", "_80._tcp.api.default.workloads.persys.local. SRV"} {
 		m := reply(t, z, question(q), Ask{TCP: true})
@@ -281,7 +281,7 @@ func TestAGroupLargerThanAnAnswerIsCut(t *testing.T) {
 	}
 }
 
-// An address that thousands of nodes share, behind a translator, is rendered once for all that changed.
+// The PTR records of an address shared by thousands of nodes are rendered once per update.
 func TestNodesAtOneAddress(t *testing.T) {
 	w := newWorld(t)
 	b, err := NewBuilder(Config{}, w.s, Hints{})
@@ -312,7 +312,7 @@ func TestNodesAtOneAddress(t *testing.T) {
 	}
 }
 
-func TestAnsweringAllocatesNothing(t *testing.T) {
+func TestAnswerDoesNotAllocate(t *testing.T) {
 	w := newWorld(t)
 	everything(w)
 	z := w.zone(Hints{Partitioned: true})
@@ -328,7 +328,7 @@ func TestAnsweringAllocatesNothing(t *testing.T) {
 	}
 }
 
-func TestBadConfigurationIsNamed(t *testing.T) {
+func TestConfigErrorsNameTheField(t *testing.T) {
 	for field, c := range map[string]Config{
 		"DOMAIN":                  {Domain: "a..b"},
 		"AGENTS_DISCOVERY_DOMAIN": {AgentsDomain: strings.Repeat("long.", 30)},

@@ -15,22 +15,22 @@ const (
 	DefaultShard        = "default"
 )
 
-// maxDomain leaves room for the longest names below a domain: service, protocol,
-// id, shard and "workloads" (RFC 1035 allows 255 bytes in all).
+// maxDomain leaves space for the longest names below a domain: service, protocol, id, shard and
+// "workloads". RFC 1035 allows 255 bytes in total.
 const maxDomain = 96
 
-// TTLs say how long resolvers may keep answers; whole seconds, from 1 s to a
-// day. A zero field takes its default.
+// TTLs are the times for which resolvers may cache answers, in whole seconds from 1 s to 24 h. A
+// zero field takes its default.
 type TTLs struct {
-	Scheduler time.Duration // 5 s: agents look for another scheduler well within a lease
+	Scheduler time.Duration // 5 s: agents find another scheduler well before their lease ends
 	Agent     time.Duration // 30 s
 	Workload  time.Duration // 5 s
 	Zone      time.Duration // 60 s: SOA and NS
 	Negative  time.Duration // 5 s: "no such name" and "no such record" (RFC 2308)
-	Short     time.Duration // 1 s: while hints say that the picture may be old
+	Short     time.Duration // 1 s: used while a scheduler is dead or suspect, or the replica is partitioned
 }
 
-// Config says what the zones are. The zero Config takes every default.
+// Config names the zones. The zero Config takes every default.
 type Config struct {
 	Domain       string // DOMAIN, persys.local
 	AgentsDomain string // AGENTS_DISCOVERY_DOMAIN, agents.persys.cloud
@@ -38,18 +38,17 @@ type Config struct {
 	TTLs         TTLs
 }
 
-// Hints is what a replica suspects and the state does not say. Replicas are named
-// by their Raft server ids. Hints only take schedulers away, put them behind
-// others and shorten TTLs; they never add one, and if they would leave none, all
-// stay.
+// Hints are observations of the replica that are not in the state. They name replicas by their Raft
+// server ids. Hints can only remove schedulers, lower their priority and shorten TTLs; they never
+// add a scheduler. If they would remove every scheduler, none is removed.
 type Hints struct {
-	Dead        []string // gossip lost them: not in any answer
-	Suspect     []string // answer, but are better not asked first
-	Leader      string   // gets the better priority; "" = not known
-	Partitioned bool     // this replica hears of no leader: every TTL becomes Short
+	Dead        []string // lost by gossip: in no answer
+	Suspect     []string // in the answers, with the lowest priority
+	Leader      string   // gets the highest priority; "" = unknown
+	Partitioned bool     // this replica has no leader: every TTL is at most Short
 }
 
-// Equal reports whether both say the same, in whatever order.
+// Equal reports whether h and o are the same; the order of their lists does not matter.
 func (h Hints) Equal(o Hints) bool {
 	same := func(a, b []string) bool {
 		a, b = slices.Clone(a), slices.Clone(b)
@@ -60,10 +59,10 @@ func (h Hints) Equal(o Hints) bool {
 	return h.Leader == o.Leader && h.Partitioned == o.Partitioned && same(h.Dead, o.Dead) && same(h.Suspect, o.Suspect)
 }
 
-// seconds of a TTL.
+// seconds holds the TTLs in seconds.
 type seconds struct{ scheduler, agent, workload, zone, negative, short uint32 }
 
-// plan is a checked Config: the names that all others are made of.
+// plan is a checked Config with the names that all other names are built from.
 type plan struct {
 	domain, agentsDomain name
 	apexes               []name // the two domains, or one if they are the same; longest first
@@ -77,7 +76,7 @@ type plan struct {
 	ttl                  seconds
 }
 
-// plan checks c and fills in defaults. The error names every bad field.
+// plan checks c and fills in defaults. The error names every invalid field.
 func (c Config) plan() (*plan, error) {
 	p := &plan{}
 	var errs []error

@@ -15,11 +15,11 @@ import (
 )
 
 const (
-	maxForwards    = 256 // at a time; more get SERVFAIL
+	maxForwards    = 256 // concurrent forwards; further queries get SERVFAIL
 	forwardTimeout = 2 * time.Second
 )
 
-// forwarder asks other servers about foreign names. It keeps nothing.
+// forwarder sends queries for foreign names to other servers. It caches nothing.
 type forwarder struct {
 	servers []string
 	slots   chan struct{}
@@ -33,7 +33,7 @@ func newForwarder(list []string) (*forwarder, error) {
 	return &forwarder{servers: servers, slots: make(chan struct{}, maxForwards)}, nil
 }
 
-// acquire takes one of the slots, without waiting.
+// acquire takes a slot without waiting. It reports whether one was free.
 func (f *forwarder) acquire() bool {
 	select {
 	case f.slots <- struct{}{}:
@@ -45,8 +45,8 @@ func (f *forwarder) acquire() bool {
 
 func (f *forwarder) release() { <-f.slots }
 
-// foreign appends the answer of the first upstream that gives one, else
-// SERVFAIL. The caller holds a slot.
+// foreign returns the reply of the first upstream that answers, or SERVFAIL. The caller must hold a
+// slot.
 func (s *Server) foreign(ctx context.Context, msg []byte, tcp bool) []byte {
 	for _, server := range s.forward.servers {
 		if reply, err := exchange(ctx, server, msg, tcp); err == nil {
@@ -58,15 +58,15 @@ func (s *Server) foreign(ctx context.Context, msg []byte, tcp bool) []byte {
 	return serverFailure(msg)
 }
 
-// serverFailure answers a query that has been read before.
+// serverFailure makes a SERVFAIL reply to a query that was already parsed.
 func serverFailure(msg []byte) []byte {
 	var q query
 	q.read(msg)
 	return q.finish(q.begin(nil, msg), 0, bitRA, dns.RcodeServerFailure, 0, 0, 0)
 }
 
-// exchange sends a query from a port and with an id of its own, so that others
-// cannot guess what to forge, and gives back the answer under the query's id.
+// exchange sends a query from a new port with a random id, so that replies are hard to forge. It
+// returns the reply with the id of the query.
 func exchange(ctx context.Context, server string, msg []byte, tcp bool) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, forwardTimeout)
 	defer cancel()
@@ -125,16 +125,16 @@ func readReply(conn net.Conn, buf []byte, tcp bool) ([]byte, error) {
 	return buf[:n], err
 }
 
-// answers reports whether reply is one to msg, sent under that id.
+// answers reports whether reply answers msg, which was sent under id.
 func answers(reply, msg []byte, id uint16) bool {
 	var q query
 	if _, ok := q.read(msg); !ok || q.end < headerLen || len(reply) < headerLen {
-		return false // nothing was asked, or not answered
+		return false // msg has no question, or reply has no header
 	}
 	if binary.BigEndian.Uint16(reply) != id || binary.BigEndian.Uint16(reply[2:])&bitQR == 0 {
 		return false
 	}
-	// Errors may come without the question.
+	// An error reply may omit the question.
 	return binary.BigEndian.Uint16(reply[4:]) == 0 && len(reply) == headerLen ||
 		len(reply) >= q.end && bytes.EqualFold(reply[headerLen:q.end], msg[headerLen:q.end])
 }

@@ -15,8 +15,8 @@ type replying struct {
 
 func (r replying) Read(p []byte) (int, error) { return r.Reader.Read(p) }
 
-// FuzzReply: the answer of whoever queries are passed on to, or of somebody who forges
-// one. What is taken belongs to the question.
+// FuzzReply feeds arbitrary bytes as the reply of an upstream server. An accepted reply has a
+// complete header.
 func FuzzReply(f *testing.F) {
 	ask := new(dns.Msg).SetQuestion("example.org.", dns.TypeA)
 	msg, err := ask.Pack()

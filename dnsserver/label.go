@@ -11,9 +11,9 @@ const (
 	hashHex  = 6
 )
 
-// Label is the DNS label of an id (RULES, "Ids"): the id itself where it is a
-// lower-case host label, else its lower-case cleaned form, "-" and 6 hex digits
-// of its SHA-256. Upper case counts as unclean: DNS does not tell Web from web.
+// Label returns the DNS label of an id (RULES, "Ids"). An id that is a lower-case host label is its
+// own label. Any other id becomes its cleaned lower-case form, "-" and 6 hex digits of its SHA-256.
+// Upper case counts as unclean, because DNS names are case-insensitive.
 func Label(id string) string {
 	if isLabel(id) {
 		return id

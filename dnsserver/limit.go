@@ -7,13 +7,13 @@ import (
 	"time"
 )
 
-// limiter is a token bucket per client: per IPv4 address, per IPv6 /64. Its
-// memory is bounded: a client that has been silent for longest gives way to a new
-// one, and starts with a full bucket when it comes back.
+// limiter is a token bucket per client: per IPv4 address, per IPv6 /64. Its memory is bounded: a new
+// client replaces the client of its set that was idle for longest. A client that was replaced starts
+// with a full bucket when it returns.
 type limiter struct {
-	rate, burst float64 // per second; at most saved up
+	rate, burst float64 // tokens per second; bucket size
 	seed        uint64
-	start       time.Time // what it counts from by the monotonic clock: the wall clock may be set back
+	start       time.Time // reference for bucket.last; read from the monotonic clock, because the wall clock may be set back
 	shards      [limitShards]limitShard
 }
 
@@ -35,19 +35,19 @@ type bucket struct {
 	over   uint32
 }
 
-// verdict of the limiter.
+// verdict is the limiter's decision on a query.
 type verdict uint8
 
 const (
 	pass verdict = iota
-	slip         // over the limit: say "truncated", so that a real client comes back by TCP
+	slip         // over the limit: reply with the TC bit, so that a real client retries over TCP
 	drop
 )
 
-// slipEvery is how many of the queries over the limit get the short answer.
+// slipEvery: one in slipEvery queries over the limit gets a truncated reply; the others are dropped.
 const slipEvery = 4
 
-// newLimiter returns nil for rate 0: nobody is limited.
+// newLimiter returns nil for rate 0, which limits no client.
 func newLimiter(rate, burst int) *limiter {
 	if rate == 0 {
 		return nil
@@ -55,8 +55,8 @@ func newLimiter(rate, burst int) *limiter {
 	return &limiter{rate: float64(rate), burst: float64(burst), seed: rand.Uint64(), start: time.Now()}
 }
 
-// take asks for one query of a client. Loopback is never limited: nobody else
-// can pretend to be it.
+// take spends one token of a client. Loopback is never limited, because its address cannot be forged
+// by other hosts.
 func (l *limiter) take(a netip.Addr, now time.Time) verdict {
 	if l == nil || a.IsLoopback() {
 		return pass
@@ -94,8 +94,8 @@ func (l *limiter) take(a netip.Addr, now time.Time) verdict {
 	return drop
 }
 
-// hash names the client's /32 or /64. The seed keeps others from choosing
-// addresses that share a set.
+// hash returns the key of the client's /32 or /64. The seed prevents clients from choosing addresses
+// that share a set.
 func (l *limiter) hash(a netip.Addr) uint64 {
 	var x uint64
 	if a = a.Unmap(); a.Is4() {
@@ -107,7 +107,7 @@ func (l *limiter) hash(a netip.Addr) uint64 {
 			x = x<<8 | uint64(c)
 		}
 	}
-	// The finaliser of SplitMix64.
+	// This is the finaliser of SplitMix64.
 	x += l.seed
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb

@@ -19,7 +19,7 @@ const (
 	opcodeMask  = 15
 )
 
-// Sizes of UDP answers. 1232 bytes pass every path unfragmented.
+// Sizes of answers in bytes. A UDP answer of 1232 bytes passes every path without fragmentation.
 const (
 	minUDP  = 512
 	maxUDP  = 1232
@@ -28,30 +28,29 @@ const (
 	bitDO   = 1 << 15
 )
 
-// query is what was asked. It points into no memory but its own.
+// query is a parsed query. It keeps no reference to the message.
 type query struct {
 	id, flags uint16
-	end       int // of the question, in the message; 0 = none could be read
+	end       int // of the question, in the message; 0 = it could not be read
 	qtype     uint16
 	class     uint16
 
 	name   [maxName]byte // lower case
 	size   int           // of name
-	labels [128]uint8    // where each label begins in name, but the root's
-	depth  int           // how many
+	labels [128]uint8    // offset in name of each label except the root
+	depth  int           // number of labels
 
 	edns    bool
 	version uint8
-	udp     uint16 // what the client can take
+	udp     uint16 // payload size that the client accepts
 	do      bool
 }
 
-// opcode of the query.
+// opcode returns the opcode of the query.
 func (q *query) opcode() int { return int(q.flags>>opcodeShift) & opcodeMask }
 
-// read takes a message apart. ok = false means that nobody waits for an answer:
-// it is itself one, or too short to have an id. Otherwise rcode is Success,
-// FormatError or NotImplemented.
+// read parses a message. ok is false if the message needs no reply: it is a response, or too short
+// for a header. Otherwise rcode is Success, FormatError or NotImplemented.
 func (q *query) read(msg []byte) (rcode int, ok bool) {
 	q.end, q.size, q.depth, q.edns, q.version, q.udp, q.do, q.qtype, q.class = 0, 0, 0, false, 0, 0, false, 0, 0
 	if len(msg) < headerLen {
@@ -64,12 +63,12 @@ func (q *query) read(msg []byte) (rcode int, ok bool) {
 	if q.opcode() != dns.OpcodeQuery {
 		return dns.RcodeNotImplemented, true
 	}
-	// More than one question has no meaning (RFC 9619).
+	// A query has exactly one question (RFC 9619).
 	if binary.BigEndian.Uint16(msg[4:]) != 1 || !q.readQuestion(msg) {
 		return dns.RcodeFormatError, true
 	}
 	if q.qtype == dns.TypeAXFR || q.qtype == dns.TypeIXFR {
-		return dns.RcodeSuccess, true // refused whatever else it says: IXFR carries an SOA
+		return dns.RcodeSuccess, true // refused in any form; IXFR carries an SOA, which is not checked
 	}
 	records := int(binary.BigEndian.Uint16(msg[6:])) + int(binary.BigEndian.Uint16(msg[8:]))
 	if records != 0 || !q.readAdditional(msg, int(binary.BigEndian.Uint16(msg[10:]))) {
@@ -86,7 +85,7 @@ func (q *query) readQuestion(msg []byte) bool {
 		}
 		n := int(msg[at])
 		if n > maxLabel || at+1+n > len(msg) || q.size+1+n > maxName {
-			return false // a pointer has nothing to point at yet
+			return false // a pointer is invalid in the first name of a message
 		}
 		if n == 0 {
 			break
@@ -114,7 +113,8 @@ func (q *query) readQuestion(msg []byte) bool {
 	return true
 }
 
-// readAdditional looks for EDNS (RFC 6891) and that nothing comes after.
+// readAdditional reads the EDNS record (RFC 6891) and checks that no bytes follow the additional
+// section.
 func (q *query) readAdditional(msg []byte, count int) bool {
 	at := q.end
 	for ; count > 0; count-- {
@@ -139,7 +139,7 @@ func (q *query) readAdditional(msg []byte, count int) bool {
 	return at == len(msg)
 }
 
-// wellFormedOptions checks the lengths; no option is acted upon.
+// wellFormedOptions checks the lengths of EDNS options. Their contents are ignored.
 func wellFormedOptions(b []byte) bool {
 	for len(b) > 0 {
 		if len(b) < 4 {
@@ -154,7 +154,7 @@ func wellFormedOptions(b []byte) bool {
 	return true
 }
 
-// skipName returns where a name ends, -1 if it does not.
+// skipName returns the offset after a name, or -1 if the name is malformed.
 func skipName(msg []byte, at int) int {
 	for at < len(msg) {
 		switch n := int(msg[at]); {
@@ -174,7 +174,7 @@ func skipName(msg []byte, at int) int {
 	return -1
 }
 
-// limit is how many bytes an answer may have.
+// limit returns the maximum size of the answer in bytes.
 func (q *query) limit(tcp bool) int {
 	switch {
 	case tcp:
@@ -185,8 +185,7 @@ func (q *query) limit(tcp bool) int {
 	return min(max(int(q.udp), minUDP), maxUDP)
 }
 
-// begin writes the header and the question, as it was sent. The counts and the
-// rcode come with finish.
+// begin writes the header and the question as it was sent. finish fills in the counts and the rcode.
 func (q *query) begin(dst, msg []byte) []byte {
 	var questions byte
 	if q.end > 0 {
@@ -199,8 +198,7 @@ func (q *query) begin(dst, msg []byte) []byte {
 	return dst
 }
 
-// finish adds EDNS where the query had it, and fills in the header of a message
-// that begins at start.
+// finish adds an EDNS record if the query had one, and fills in the header of the message at start.
 func (q *query) finish(dst []byte, start int, flags uint16, rcode, answers, authority, extras int) []byte {
 	h := dst[start:]
 	flags |= bitQR | q.flags&(bitRD|bitCD|opcodeMask<<opcodeShift) | uint16(rcode&15)

@@ -9,13 +9,14 @@ import (
 	"github.com/persys/compute/telemetry"
 )
 
-// Label values of persys_dns_queries_total. The last type stands for all others.
+// Label values of persys_dns_queries_total. The last type, "other", counts all remaining types.
 var (
 	typeNames  = [...]string{"A", "AAAA", "SRV", "PTR", "NS", "SOA", "ANY", "other"}
 	rcodeNames = [...]string{"NOERROR", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED", "BADVERS"}
 )
 
-// metrics are resolved once: a query costs an increment, not a look-up by label.
+// metrics holds the resolved series, so that a query costs an increment instead of a lookup by
+// label.
 type metrics struct {
 	*telemetry.Set
 
@@ -32,7 +33,7 @@ type metrics struct {
 	partitioned prometheus.Gauge
 }
 
-// newMetrics declares them.
+// newMetrics declares the metrics.
 func newMetrics() *metrics {
 	s := telemetry.NewSet("persys_dns_")
 	queries := s.Counters("queries_total", "DNS queries answered from the state, by type of question and response code.", "type", "rcode")
@@ -59,7 +60,7 @@ func newMetrics() *metrics {
 	return m
 }
 
-// Metrics lists what a Server exports.
+// Metrics lists the metrics that a Server exports.
 func Metrics() []telemetry.Metric { return newMetrics().Metrics() }
 
 func (m *metrics) answered(out Outcome) {
@@ -69,7 +70,7 @@ func (m *metrics) answered(out Outcome) {
 	}
 }
 
-// took records n answers that went out together.
+// took records the latency of n answers that were sent together.
 func (m *metrics) took(d time.Duration, n int) {
 	for range n {
 		m.latency.Observe(d.Seconds())

@@ -8,13 +8,13 @@ import (
 	"github.com/miekg/dns"
 )
 
-// name is a domain name in lower case and wire form, its final zero included.
-// It is what tables are keyed by.
+// name is a domain name in lower case and wire form, with its final zero byte. Tables are keyed by
+// name.
 type name string
 
 const maxName = 255 // bytes in wire form (RFC 1035, 2.3.4)
 
-// parseName reads a name as people write it.
+// parseName parses a name in presentation form.
 func parseName(s string) (name, error) {
 	if s == "" || s == "." {
 		return "", fmt.Errorf("%q is no domain name below the root", s)
@@ -30,8 +30,7 @@ func parseName(s string) (name, error) {
 	return name(buf[:n]), nil
 }
 
-// under puts labels before n: under(n, "a", "b") is a.b.n. No label is longer
-// than 63 bytes.
+// under prepends labels to n: under(n, "a", "b") is a.b.n. Labels must not exceed 63 bytes.
 func under(n name, labels ...string) name {
 	size := len(n)
 	for _, l := range labels {
@@ -45,7 +44,7 @@ func under(n name, labels ...string) name {
 	return name(append(b, n...))
 }
 
-// parent drops the first label; of the root it is "".
+// parent drops the first label. The parent of the root is "".
 func (n name) parent() name {
 	if len(n) <= 1 {
 		return ""
@@ -58,14 +57,14 @@ func (n name) within(apex name) bool {
 	if !strings.HasSuffix(string(n), string(apex)) {
 		return false
 	}
-	// The same bytes might begin inside a label: only a walk by labels tells.
+	// The same bytes may start inside a label, so compare at label boundaries.
 	for len(n) > len(apex) {
 		n = n.parent()
 	}
 	return len(n) == len(apex)
 }
 
-// String is the name as people write it.
+// String returns the name in presentation form.
 func (n name) String() string {
 	s, _, err := dns.UnpackDomainName([]byte(n), 0)
 	if err != nil {
@@ -74,7 +73,7 @@ func (n name) String() string {
 	return s
 }
 
-// reverseName is the name in in-addr.arpa or ip6.arpa that leads back to a.
+// reverseName returns the name in in-addr.arpa or ip6.arpa for a.
 func reverseName(a netip.Addr) name {
 	const hexdigits = "0123456789abcdef"
 	if a.Is4() {

@@ -8,16 +8,15 @@ import (
 	"github.com/miekg/dns"
 )
 
-// node is a registered node as DNS shows it, up or not: its name says where it
-// is, not how it is.
+// node is a registered node as shown in DNS, whether it is up or down.
 type node struct {
 	id    string
 	label string
 	at    endpoint
 }
 
-// placeNode looks at one node again. It reports whether it is reached elsewhere
-// than before.
+// placeNode reads a node again and updates its records. It reports whether the node was added,
+// removed or moved to another endpoint.
 func (b *Builder) placeNode(id string) bool {
 	old := b.nodes[id]
 	var fresh *node
@@ -49,7 +48,7 @@ func (b *Builder) placeNode(id string) bool {
 	return true
 }
 
-// replaceNode puts n, or nothing, in the place of the node of that id.
+// replaceNode stores n as the node with that id in the list at k; a nil n removes the node.
 func replaceNode[K comparable](m map[K][]*node, k K, id string, n *node) {
 	list := m[k]
 	i, there := slices.BinarySearchFunc(list, id, func(o *node, id string) int { return strings.Compare(o.id, id) })
@@ -68,10 +67,10 @@ func replaceNode[K comparable](m map[K][]*node, k K, id string, n *node) {
 	m[k] = list
 }
 
-// nodeName is <node>.S.AD.
+// nodeName returns <node>.S.AD.
 func (p *plan) nodeName(label string) name { return under(p.agents, label) }
 
-// target is the name that SRV records give for the node, "" if it is nowhere.
+// target returns the node's name for SRV records, or "" if the node has no address or host name.
 func (n *node) target(p *plan) name {
 	if n.at.addr.IsValid() {
 		return p.nodeName(n.label)
@@ -105,7 +104,7 @@ func (b *Builder) renderNode(label string) {
 	b.set(service, sets, false)
 }
 
-// renderReverses makes the PTR records of the addresses where something changed.
+// renderReverses makes the PTR records of the changed addresses.
 func (b *Builder) renderReverses() {
 	for a := range b.dirtyAddrs {
 		b.renderReverse(a)
@@ -113,12 +112,12 @@ func (b *Builder) renderReverses() {
 	clear(b.dirtyAddrs)
 }
 
-// renderReverse makes the PTR records of one address. Behind one address there may be thousands of
-// nodes, simulated or behind a translator; it shows at most the first maxPerAnswer.
+// renderReverse makes the PTR records of one address. Thousands of nodes may share an address, if
+// they are simulated or behind NAT; only the first maxPerAnswer are listed.
 func (b *Builder) renderReverse(a netip.Addr) {
 	owner := reverseName(a)
 	var ptr []record
-	labels := map[string]struct{}{} // ids may share one
+	labels := map[string]struct{}{} // different ids may have the same label
 	for _, n := range b.reverse[a] {
 		if labels[n.label] = struct{}{}; len(labels) > len(ptr) {
 			ptr = append(ptr, record{owner: owner, typ: dns.TypePTR, ttl: b.plan.ttl.agent, target: b.plan.nodeName(n.label)})

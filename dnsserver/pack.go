@@ -13,30 +13,30 @@ type record struct {
 	typ   uint16 // A, AAAA, SRV, PTR or NS
 	ttl   uint32
 	addr  netip.Addr // A, AAAA
-	// SRV; target also of PTR and NS
+	// SRV; PTR and NS use target too
 	priority, weight, port uint16
 	target                 name
 }
 
-// rrset is an answer in wire form: what follows the question. Its names point
-// into the question or nowhere, so the records may come in any order.
+// rrset is an answer in wire form, without header and question. Its compression pointers refer only
+// to the question, so the records may be sent in any order.
 type rrset struct {
 	typ     uint16
 	rotate  bool
 	answers uint16
 	extras  uint16   // additional records, after the answers
-	glue    uint32   // where the additional records begin
-	ends    []uint32 // where each answer ends; nil if there is one
+	glue    uint32   // offset of the additional records in body
+	ends    []uint32 // end offset of each answer; nil for a single answer
 	body    []byte
 }
 
 const (
 	headerLen    = 12
-	maxPerAnswer = 512 // records in one set: with their addresses they fit into 64 KiB
+	maxPerAnswer = 512 // records in one set; with their addresses they fit into 64 KiB
 	srvWeight    = 100
 )
 
-// end is where answer i ends in the body.
+// end returns the end offset of answer i in the body.
 func (s *rrset) end(i int) uint32 {
 	if s.ends == nil {
 		return s.glue
@@ -44,8 +44,7 @@ func (s *rrset) end(i int) uint32 {
 	return s.ends[i]
 }
 
-// pack makes the set that answers a question for qname. It keeps at most
-// maxPerAnswer answers.
+// pack makes the set that answers a question for qname. It keeps at most maxPerAnswer answers.
 func pack(qname name, typ uint16, rotate bool, answers, extras []record) rrset {
 	answers = answers[:min(len(answers), maxPerAnswer)]
 	s := rrset{typ: typ, rotate: rotate && len(answers) > 1, answers: uint16(len(answers)), extras: uint16(len(extras))}
@@ -74,7 +73,7 @@ func pack(qname name, typ uint16, rotate bool, answers, extras []record) rrset {
 	return s
 }
 
-// size is at least the bytes that append adds.
+// size returns an upper bound of the bytes that append adds.
 func (r *record) size(qname name) int {
 	n := 2 + 10 // a pointer, type, class, TTL, length
 	if r.owner != qname {
@@ -89,7 +88,7 @@ func (r *record) size(qname name) int {
 	return n + 6 + len(r.target)
 }
 
-// append adds r in wire form to the answer to a question for qname.
+// append adds r in wire form; the question is for qname.
 func (r *record) append(b []byte, qname name) []byte {
 	b = appendOwner(b, r.owner, qname)
 	b = binary.BigEndian.AppendUint16(b, r.typ)
@@ -115,8 +114,8 @@ func (r *record) append(b []byte, qname name) []byte {
 	return append(b, r.target...)
 }
 
-// appendOwner writes n; what it has in common with the end of the question
-// becomes a pointer there.
+// appendOwner writes n. The longest suffix that n shares with the question becomes a pointer to the
+// question.
 func appendOwner(b []byte, n, qname name) []byte {
 	for rest := qname; len(rest) > 1; rest = rest.parent() {
 		if n.within(rest) {
@@ -127,7 +126,7 @@ func appendOwner(b []byte, n, qname name) []byte {
 	return append(b, n...)
 }
 
-// address is the A or AAAA record of owner.
+// address returns the A or AAAA record of owner.
 func address(owner name, a netip.Addr, ttl uint32) record {
 	r := record{owner: owner, typ: dns.TypeAAAA, ttl: ttl, addr: a}
 	if a.Is4() {
@@ -136,8 +135,7 @@ func address(owner name, a netip.Addr, ttl uint32) record {
 	return r
 }
 
-// appendAddressSets adds the A set and the AAAA set of owner, where there are
-// any addresses of that kind.
+// appendAddressSets adds the A set and the AAAA set of owner, unless they are empty.
 func appendAddressSets(sets []rrset, owner name, ttl uint32, rotate bool, addrs []netip.Addr) []rrset {
 	var v4, v6 []record
 	for _, a := range addrs {

@@ -12,10 +12,10 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Probe asks another server, host:port, for the schedulers' SRV records over UDP, and
-// returns why it does not answer as it should: within ctx, with at least one of the
-// replicas that v holds. CoreDNS reads them from etcd and knows no hints, so more than
-// that cannot be asked.
+// Probe queries another server ("host:port") for the SRV records of the schedulers over UDP. It
+// returns an error if the server does not answer within ctx, answers with an error, or names none of
+// the replicas in v. CoreDNS reads the records from etcd without hints, so the answer may differ
+// from the zone in other ways.
 func (c Config) Probe(ctx context.Context, server string, v fsm.View) error {
 	p, err := c.plan()
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Another server answers as it should while it names one of our schedulers at least;
-// else the reason says what is wrong with it.
+// Probe succeeds if the other server names at least one scheduler of the state; otherwise the error
+// gives the reason.
 func TestProbe(t *testing.T) {
 	w := newWorld(t)
 	three(w)
@@ -24,7 +24,7 @@ func TestProbe(t *testing.T) {
 	other := newWorld(t)
 	other.replica("r9", "s9", "10.9.9.9:8085")
 	moved := newWorld(t)
-	moved.replica("r3", "s3", "[fd00::3]:8086") // the one of ours that it names still
+	moved.replica("r3", "s3", "[fd00::3]:8086") // the only replica of the state that the server names
 	for _, c := range []struct {
 		name   string
 		cfg    Config
@@ -32,10 +32,10 @@ func TestProbe(t *testing.T) {
 		view   fsm.View
 		want   string
 	}{
-		{"it is well", Config{}, r.addr, w.s, ""},
-		{"one of several is enough", Config{}, r.addr, moved.s, ""},
-		{"a cluster that knows no address of its own", Config{}, r.addr, newWorld(t).s, ""},
-		{"silence", Config{}, silent.LocalAddr().String(), w.s, "does not answer"},
+		{"names all schedulers", Config{}, r.addr, w.s, ""},
+		{"names one of the schedulers", Config{}, r.addr, moved.s, ""},
+		{"state without schedulers", Config{}, r.addr, newWorld(t).s, ""},
+		{"no answer", Config{}, silent.LocalAddr().String(), w.s, "does not answer"},
 		{"another zone", Config{Domain: "elsewhere.local"}, r.addr, w.s, "it answers REFUSED for _persys-scheduler._tcp.elsewhere.local."},
 		{"another cluster", Config{}, r.addr, other.s, "names only schedulers of others"},
 	} {

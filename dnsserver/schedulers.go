@@ -9,23 +9,23 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Priorities of schedulers in SRV records; the lower is asked first (RFC 2782).
+// Priorities of schedulers in SRV records. Clients try the lowest value first (RFC 2782).
 const (
 	priorityLeader  = 10
 	priorityOther   = 20
 	prioritySuspect = 30
 )
 
-// scheduler is a replica as DNS shows it.
+// scheduler is a replica as shown in DNS.
 type scheduler struct {
 	name     name // <replica>.persys-scheduler.D
 	at       endpoint
-	target   name // of SRV: name, or the host that it announced
+	target   name // SRV target: name, or the announced host name
 	priority uint16
-	serves   bool // DNS
+	serves   bool // the replica serves DNS
 }
 
-// placeSchedulers renders everything about the schedulers anew: they are few.
+// placeSchedulers renders the records of all schedulers again. There are only a few.
 func (b *Builder) placeSchedulers() {
 	list := schedulers(b.plan, b.view, b.hints)
 	ttl := b.plan.ttl.scheduler
@@ -57,7 +57,7 @@ func (b *Builder) placeSchedulers() {
 			b.servers = append(b.servers, one)
 		}
 	}
-	if len(b.servers) == 0 { // none announced its DNS, or none is known by address
+	if len(b.servers) == 0 { // no replica announced a DNS address, or none has an IP address
 		one := server{name: b.plan.schedulers}
 		for _, a := range all {
 			one.glue = append(one.glue, address(one.name, a, ttl))
@@ -92,7 +92,7 @@ func (b *Builder) placeSchedulers() {
 	}
 }
 
-// schedulers lists the replicas that can be reached, best first.
+// schedulers lists the reachable replicas by priority.
 func schedulers(p *plan, v fsm.View, h Hints) []scheduler {
 	var all, live []scheduler
 	v.Replicas(func(r *fsm.Replica) bool {
@@ -123,7 +123,8 @@ func schedulers(p *plan, v fsm.View, h Hints) []scheduler {
 	return live
 }
 
-// replicaLabel names a replica: its name outlives its Raft id.
+// replicaLabel returns the label of a replica. It prefers the replica's name, which stays when the
+// Raft id changes.
 func replicaLabel(r *fsm.Replica) string {
 	if r.Name == "" {
 		return Label(r.ID)

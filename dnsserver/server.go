@@ -20,49 +20,48 @@ import (
 	"github.com/persys/compute/fsm/store"
 )
 
-// Options say how a server listens. The zero Options take every default.
+// Options configure a Server. The zero Options take every default.
 type Options struct {
+	// Addr returns the address on which the server listens, over UDP and TCP.
 	Addr     string   // SCHEDULER_DNS_ADDR, ":8053"; UDP and TCP
-	Upstream []string // SCHEDULER_DNS_UPSTREAM: "host[:port]" that answer for foreign names, asked in order; none = refused
-	Sockets  int      // UDP sockets that share Addr where the system can; 0 = one per CPU
+	Upstream []string // SCHEDULER_DNS_UPSTREAM: "host[:port]" of the servers for foreign names, tried in order; empty = foreign names are refused
+	Sockets  int      // UDP sockets that share Addr, on systems that support it; 0 = one per CPU
 
-	// Queries per second of one client (IPv4 address, IPv6 /64), and how many it
-	// may save up; over UDP and over TCP each. 0 = 5,000 and twice the rate; a negative Rate limits nobody.
-	// Loopback is never limited.
+	// Rate is the number of queries per second and client (IPv4 address, IPv6 /64), and Burst the
+	// number that a client may save up. UDP and TCP are limited separately. 0 = 5,000 and twice the
+	// rate; a negative Rate disables the limit. Loopback is never limited.
 	Rate, Burst int
 
-	Registerer prometheus.Registerer // nil = metrics are not exported
+	Registerer prometheus.Registerer // nil = metrics are not registered
 	Log        *slog.Logger          // nil = slog.Default
 }
 
 const (
 	defaultRate = 5000
 	maxSockets  = 64
-	// hintsEvery is how often hints are asked for: changes must show within a
-	// second.
+	// hintsEvery is the interval at which hints are read. Changes must show within a second.
 	hintsEvery = 200 * time.Millisecond
 )
 
-// Server answers DNS. New listens, Run serves.
+// Server answers DNS. New opens the sockets, Run serves.
 type Server struct {
 	cfg     Config
 	log     *slog.Logger
 	metrics *metrics
 	limit   *limiter
-	// limitTCP counts by itself: whoever is sent to TCP, because somebody floods us
-	// in its name or beside it, gets an answer there. Addresses cannot be forged
-	// over TCP.
+	// limitTCP counts separately from limit. A client whose UDP budget is used up, perhaps by forged
+	// packets, can still retry over TCP, where addresses cannot be forged.
 	limitTCP *limiter
 	forward  *forwarder // nil = foreign names are refused
 	zone     atomic.Pointer[Zone]
-	wg       sync.WaitGroup // forwards and TCP connections
+	wg       sync.WaitGroup // running forwards and TCP connections
 
 	udp []*net.UDPConn
 	tcp net.Listener
 }
 
-// New checks cfg and opt and opens the sockets, so that what is wrong with them
-// shows before anything runs. Close or Run closes them.
+// New checks cfg and opt and opens the sockets. An error names the invalid setting. Run or Close
+// closes the sockets.
 func New(cfg Config, opt Options) (*Server, error) {
 	if _, err := cfg.plan(); err != nil {
 		return nil, err
@@ -109,7 +108,7 @@ func New(cfg Config, opt Options) (*Server, error) {
 	return s, nil
 }
 
-// portTries is how often a free port is sought that is free for both protocols.
+// portTries is how often listen looks for a port that is free for both UDP and TCP.
 const portTries = 16
 
 func (s *Server) listen(addr string, sockets int) (err error) {
@@ -154,7 +153,7 @@ func (s *Server) Addr() netip.AddrPort {
 	return s.udp[0].LocalAddr().(*net.UDPAddr).AddrPort()
 }
 
-// Close closes the sockets; Run returns. It is for a server that never ran, too.
+// Close closes the sockets, which makes Run return. It may be called on a server that never ran.
 func (s *Server) Close() error {
 	var errs []error
 	for _, c := range s.udp {
@@ -173,12 +172,12 @@ func ignoreClosed(err error) error {
 	return err
 }
 
-// Zone is the newest zone, nil before Run.
+// Zone returns the newest zone, or nil before Run.
 func (s *Server) Zone() *Zone { return s.zone.Load() }
 
-// Run serves what st holds and follows its changes until ctx ends, then closes
-// the sockets and waits for all that it started. hints is asked five times a
-// second, and may be nil. The error is nil, or why a socket stopped working.
+// Run serves the state of st and follows its changes until ctx ends. It then closes the sockets and
+// waits for its goroutines. hints is called five times a second; it may be nil. The error is nil, or
+// the failure of a socket.
 func (s *Server) Run(ctx context.Context, st *store.Store, hints func() Hints) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -223,8 +222,8 @@ func (s *Server) publish(b *Builder) {
 	s.metrics.zone(z)
 }
 
-// follow keeps the zone current until ctx ends. When the store is closed the
-// last zone stays: the replica is about to stop.
+// follow keeps the zone current until ctx ends. If the change feed ends, follow returns and the
+// server keeps the last zone.
 func (s *Server) follow(ctx context.Context, st *store.Store, b *Builder, index uint64, hints func() Hints) {
 	for ctx.Err() == nil {
 		cur, err := st.Changes(index)
@@ -249,7 +248,7 @@ func (s *Server) follow(ctx context.Context, st *store.Store, b *Builder, index 
 	}
 }
 
-// followCursor returns the error that ended the cursor.
+// followCursor applies the changes of one cursor and returns the error that ended the cursor.
 func (s *Server) followCursor(ctx context.Context, cur *store.Cursor, b *Builder, hints func() Hints) error {
 	asked := time.Now()
 	for {
@@ -277,8 +276,8 @@ func (s *Server) followCursor(ctx context.Context, cur *store.Cursor, b *Builder
 	}
 }
 
-// respond appends the answer to one packet. foreign means that the answer is to
-// come from upstream instead, and nothing was appended.
+// respond appends the answer to one message. foreign means that the query must be forwarded; in that
+// case respond appends nothing.
 func (s *Server) respond(dst, msg []byte, tcp bool, client netip.Addr, now time.Time, r *reader) (out []byte, foreign bool) {
 	limit := s.limit
 	if tcp {
@@ -304,7 +303,7 @@ func (s *Server) respond(dst, msg []byte, tcp bool, client netip.Addr, now time.
 	return dst, false
 }
 
-// slipped is the answer that says nothing but "come back by TCP".
+// slipped appends an empty answer with the TC bit, which makes the client retry over TCP.
 func (r *reader) slipped(dst, msg []byte) []byte {
 	if _, ok := r.q.read(msg); !ok || r.q.end == 0 {
 		return dst
@@ -313,7 +312,7 @@ func (r *reader) slipped(dst, msg []byte) []byte {
 	return r.q.finish(r.q.begin(dst, msg), start, bitTC, 0, 0, 0, 0)
 }
 
-// upstreams checks "host[:port]" addresses; the port is 53 if none is given.
+// upstreams checks "host[:port]" addresses. The default port is 53.
 func upstreams(list []string) ([]string, error) {
 	var out []string
 	for _, s := range list {

@@ -24,7 +24,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const patience = 10 * time.Second
 
-// running is a server in front of a store that a world publishes to.
+// running is a server in front of a store to which a world publishes.
 type running struct {
 	*world
 	st    *store.Store
@@ -67,13 +67,13 @@ func serve(t testing.TB, w *world, opt Options) *running {
 	return r
 }
 
-// publish shows the server what the world did since the last time.
+// publish passes the changes since the last call to the server.
 func (r *running) publish() {
 	r.st.Publish(r.s, r.feed)
 	r.feed = nil
 }
 
-// value reads a counter or a gauge.
+// value returns the value of a counter or a gauge.
 func value(t testing.TB, c prometheus.Collector) float64 {
 	t.Helper()
 	reg := prometheus.NewPedanticRegistry()
@@ -120,8 +120,8 @@ func TestServesUDPAndTCP(t *testing.T) {
 				_, port, _ := net.SplitHostPort(r.addr)
 				targets = append(targets, "[::1]:"+port, "127.0.0.2:"+port)
 			} else if addr == "0.0.0.0:0" {
-				// The answer must come from where the query went: the client's socket is
-				// connected and takes no other.
+				// The answer must come from the address that the query was sent to. The
+				// client's socket is connected and receives from no other address.
 				targets = append(targets, strings.Replace(r.addr, "127.0.0.1", "127.0.0.2", 1))
 			}
 			for _, target := range targets {
@@ -140,8 +140,8 @@ func TestServesUDPAndTCP(t *testing.T) {
 	}
 }
 
-// Clients that take the first address spread over all of them.
-func TestAnswersTakeTurns(t *testing.T) {
+// Answers are rotated, so clients that use the first address spread over all instances.
+func TestAnswersRotate(t *testing.T) {
 	r := serve(t, crowd(t, 4), Options{})
 	first := map[string]bool{}
 	for range 64 {
@@ -156,7 +156,7 @@ func TestAnswersTakeTurns(t *testing.T) {
 	}
 }
 
-func TestDigAgrees(t *testing.T) {
+func TestDig(t *testing.T) {
 	dig := testbed.Program(t, "dig")
 	w := crowd(t, 60)
 	three(w)
@@ -174,7 +174,7 @@ func TestDigAgrees(t *testing.T) {
 	if out := ask("+short", "srv", "_persys-scheduler._tcp.persys.local"); strings.Count(out, "persys-scheduler.persys.local.\n") != 3 {
 		t.Errorf("SRV: %s", out)
 	}
-	// dig repeats a truncated answer by TCP.
+	// dig retries over TCP after a truncated answer.
 	if out := ask("+noedns", "a", "api.default.workloads.persys.local"); strings.Count(out, "A\t172.17.") != 60 || !strings.Contains(out, "(TCP)") && !strings.Contains(out, "retrying in TCP") {
 		t.Errorf("truncated: %s", out)
 	}
@@ -186,7 +186,7 @@ func TestDigAgrees(t *testing.T) {
 		"txt persys-scheduler.persys.local":   "status: NOERROR",
 		"any persys.local":                    "status: REFUSED",
 		"axfr persys.local":                   "Transfer failed",
-		"+edns=1 soa persys.local":            "status: NOERROR", // dig falls back to version 0
+		"+edns=1 soa persys.local":            "status: NOERROR", // dig retries with version 0
 		"+noednsneg +edns=1 soa persys.local": "status: BADVERS",
 		"example.com":                         "status: REFUSED",
 	} {
@@ -196,7 +196,7 @@ func TestDigAgrees(t *testing.T) {
 	}
 }
 
-func TestAChangeShowsInAnswers(t *testing.T) {
+func TestChangesShowInAnswers(t *testing.T) {
 	w := newWorld(t)
 	three(w)
 	r := serve(t, w, Options{})
@@ -207,7 +207,7 @@ func TestAChangeShowsInAnswers(t *testing.T) {
 	began := time.Now()
 	r.publish()
 	testbed.Until(t, "the node's address", func() bool { return len(ask("n1.default.agents.persys.cloud. A")) == 1 })
-	if d := time.Since(began); d > 500*time.Millisecond { // 50 ms when the machine is not busy
+	if d := time.Since(began); d > 500*time.Millisecond { // about 50 ms on an idle machine
 		t.Errorf("it took %v", d)
 	}
 	r.removeNode("n1")
@@ -217,7 +217,7 @@ func TestAChangeShowsInAnswers(t *testing.T) {
 		t.Errorf("serial %d, want %d", got, r.index)
 	}
 
-	// A restored snapshot has no changes that lead to it.
+	// A restored snapshot comes without changes in the feed.
 	r.node("n2", "10.1.0.2:50051")
 	r.st.Restore(r.s)
 	r.feed = nil
@@ -250,7 +250,7 @@ func TestHintsShowWithinASecond(t *testing.T) {
 	}
 }
 
-func TestAClosedStoreLeavesTheLastAnswers(t *testing.T) {
+func TestClosedStoreKeepsLastZone(t *testing.T) {
 	w := newWorld(t)
 	three(w)
 	r := serve(t, w, Options{})
@@ -260,7 +260,7 @@ func TestAClosedStoreLeavesTheLastAnswers(t *testing.T) {
 	}
 }
 
-func TestMetricsCount(t *testing.T) {
+func TestMetrics(t *testing.T) {
 	w := newWorld(t)
 	three(w)
 	r := serve(t, w, Options{})
@@ -277,7 +277,7 @@ func TestMetricsCount(t *testing.T) {
 	}
 }
 
-// upstream answers every question for an A with one address.
+// upstream starts a server that answers every A query with one address.
 func upstream(t *testing.T) string {
 	t.Helper()
 	l, pc := testbed.Port(t)
@@ -325,7 +325,7 @@ func TestForeignNamesAreForwarded(t *testing.T) {
 	}
 }
 
-func TestNoUpstreamAnsweringIsAServerFailure(t *testing.T) {
+func TestFailedUpstreamsGiveSERVFAIL(t *testing.T) {
 	w := newWorld(t)
 	dead, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
@@ -345,7 +345,7 @@ func TestNoUpstreamAnsweringIsAServerFailure(t *testing.T) {
 	}
 }
 
-func TestForgedUpstreamAnswersAreNotTaken(t *testing.T) {
+func TestForgedUpstreamAnswersAreRejected(t *testing.T) {
 	ask := question("example.com. A")
 	reply := func(edit func([]byte) []byte) []byte {
 		b := slices.Clone(ask)
@@ -369,7 +369,7 @@ func TestForgedUpstreamAnswersAreNotTaken(t *testing.T) {
 	}
 }
 
-func TestGarbageIsSurvived(t *testing.T) {
+func TestGarbagePackets(t *testing.T) {
 	w := newWorld(t)
 	three(w)
 	r := serve(t, w, Options{})
@@ -379,7 +379,7 @@ func TestGarbageIsSurvived(t *testing.T) {
 	}
 	defer conn.Close()
 	for n := range 200 {
-		conn.Write([]byte(strings.Repeat("\x00\xff\x7f", n*5))) // a packet may be too long to send
+		conn.Write([]byte(strings.Repeat("\x00\xff\x7f", n*5))) // the packet may be too long to send
 	}
 	tc, err := net.Dial("tcp", r.addr)
 	if err != nil {
@@ -396,7 +396,7 @@ func TestGarbageIsSurvived(t *testing.T) {
 	}
 }
 
-func TestTCPConnectionsAreBounded(t *testing.T) {
+func TestTCPConnectionsAreLimited(t *testing.T) {
 	r := serve(t, newWorld(t), Options{})
 	var open []net.Conn
 	defer func() {
@@ -484,7 +484,7 @@ func TestLimiter(t *testing.T) {
 	if p, _ := take(l, "2001:db8:0:2::1", 1); p != 1 {
 		t.Error("two /64 are one client")
 	}
-	// However many come, the table stays as it is, and newcomers pass.
+	// The table does not grow with the number of clients, and a new client has a full bucket.
 	for i := range 100_000 {
 		if l.take(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), now) != pass {
 			t.Fatal("a newcomer was limited")
@@ -492,7 +492,7 @@ func TestLimiter(t *testing.T) {
 	}
 }
 
-func TestOverTheLimitOneIsToldToComeByTCP(t *testing.T) {
+func TestOverLimitRetriesOverTCP(t *testing.T) {
 	s := &Server{limit: newLimiter(1, 1), limitTCP: newLimiter(1, 1), metrics: newMetrics()}
 	s.zone.Store(newWorld(t).zone(Hints{}))
 	var r reader
@@ -513,8 +513,8 @@ func TestOverTheLimitOneIsToldToComeByTCP(t *testing.T) {
 	if got := value(t, s.metrics.limited); got != 8 || slips != 2 {
 		t.Errorf("%v limited, %d told; want 8 and 2", got, slips)
 	}
-	// Whoever comes by TCP is answered, though nothing is left over UDP; and TCP has
-	// a limit of its own.
+	// A client over its UDP limit is still answered over TCP, and TCP has its
+	// own limit.
 	for i, want := range []int{1, 0} {
 		out, _ := s.respond(nil, question("persys.local. SOA"), true, netip.MustParseAddr("192.0.2.1"), time.Unix(1, 0), &r)
 		m := new(dns.Msg)

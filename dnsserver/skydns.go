@@ -14,44 +14,44 @@ import (
 // DefaultSkyDNSPrefix and DefaultSkyDNSTTL are the contract's
 // (docs/contract/state-etcd.md, "DNS records").
 const (
+	// DefaultSkyDNSPrefix and DefaultSkyDNSTTL are the defaults in docs/contract/state-etcd.md, "DNS
+	// records".
 	DefaultSkyDNSPrefix = "/skydns"
 	DefaultSkyDNSTTL    = 300 // s
 )
 
-// SkyDNS projects a state onto the records that CoreDNS reads from etcd. Build it
-// with NewSkyDNS.
+// SkyDNS computes the records that CoreDNS reads from etcd. Create one with NewSkyDNS.
 //
-// There is one key per replica and name, and one per node:
+// There is one key per replica and name, and one key per node:
 //
 //	<prefix>/<D reversed>/persys-scheduler/<replica>         A, AAAA
 //	<prefix>/<D reversed>/_persys-scheduler/<replica>        SRV
 //	<prefix>/<D reversed>/_tcp/_persys-scheduler/<replica>   SRV
 //	<prefix>/<AD reversed>/<S>/<node>                        A, AAAA
 //
-// Replicas and nodes are named by their labels, as in the zones of this package,
-// so the same questions have the same answers. Hints play no part: what is in
-// etcd outlives suspicions.
+// Replicas and nodes have the same labels as in the zones of this package, so both servers answer
+// the same names. Hints are not used: records in etcd may outlive them.
 type SkyDNS struct {
 	prefix string
 	ttl    uint32
 	plan   *plan
 }
 
-// SkyRecord is one key and its value, which is nil if the key is to be removed.
+// SkyRecord is a key and its value. A nil value removes the key.
 type SkyRecord struct {
 	Key   string
 	Value []byte
 }
 
-// skyValue is the value in the contract's form and order of fields.
+// skyValue is the JSON value of a record. The order of its fields is part of the contract.
 type skyValue struct {
 	Host string `json:"host"`
 	Port uint16 `json:"port,omitempty"`
 	TTL  uint32 `json:"ttl"`
 }
 
-// NewSkyDNS takes the prefix ("" = /skydns) and the TTL in seconds (0 = 300).
-// Errors name the fields of cfg.
+// NewSkyDNS takes the key prefix ("" = /skydns) and the TTL in seconds (0 = 300). Errors name the
+// invalid fields of cfg, or the prefix.
 func NewSkyDNS(cfg Config, prefix string, ttl uint32) (*SkyDNS, error) {
 	p, err := cfg.plan()
 	if err != nil {
@@ -69,8 +69,8 @@ func NewSkyDNS(cfg Config, prefix string, ttl uint32) (*SkyDNS, error) {
 	return &SkyDNS{prefix: path.Clean(prefix), ttl: ttl, plan: p}, nil
 }
 
-// Dirs are the directories that hold nothing but these records, whatever the
-// state. Their parents may hold what others put there.
+// Dirs returns the directories that contain only these records, for any state. Other keys may exist
+// in their parents.
 func (s *SkyDNS) Dirs() []string {
 	var out []string
 	for _, n := range [...]name{s.plan.schedulers, s.plan.service, s.plan.serviceTCP, s.plan.agents} {
@@ -79,7 +79,7 @@ func (s *SkyDNS) Dirs() []string {
 	return out
 }
 
-// Records are all that v calls for, by key.
+// Records returns all records of v, sorted by key.
 func (s *SkyDNS) Records(v fsm.View) []SkyRecord {
 	var out []SkyRecord
 	v.Replicas(func(r *fsm.Replica) bool {
@@ -95,8 +95,8 @@ func (s *SkyDNS) Records(v fsm.View) []SkyRecord {
 	return slices.CompactFunc(out, func(a, b SkyRecord) bool { return a.Key == b.Key })
 }
 
-// Change gives the keys that a change concerns, as they are to be at v, the state
-// after it; a nil value removes. Other changes concern none.
+// Change returns the records affected by c. v is the state after c. A record with a nil value is to
+// be removed. Changes of tables other than replicas and nodes affect no records.
 func (s *SkyDNS) Change(v fsm.View, c *fsm.Change) []SkyRecord {
 	switch c.Table {
 	case fsm.TableReplica:
@@ -120,9 +120,8 @@ func (s *SkyDNS) Change(v fsm.View, c *fsm.Change) []SkyRecord {
 	return nil
 }
 
-// replica gives the keys of a label. Of two replicas with one name, as there are
-// while one replaces the other, the one that announced itself under the later id
-// has them.
+// replica returns the records of a label. While a replica replaces another one under the same name,
+// both have the label; the replica that is last in the order of v.Replicas is used.
 func (s *SkyDNS) replica(v fsm.View, label string) []SkyRecord {
 	var at endpoint
 	v.Replicas(func(r *fsm.Replica) bool {
@@ -139,7 +138,8 @@ func (s *SkyDNS) replica(v fsm.View, label string) []SkyRecord {
 		}
 		out = append(out, s.record(under(n, label), at, port))
 	}
-	// What has no address can have no A: CoreDNS would make a CNAME of a host.
+	// CoreDNS would answer a host name with a CNAME, so a replica without an IP address has no
+	// address record.
 	if at.host != "" {
 		out[0].Value = nil
 	}
@@ -166,11 +166,11 @@ func (s *SkyDNS) record(n name, at endpoint, port uint16) SkyRecord {
 	if at.host != "" {
 		v.Host = strings.TrimSuffix(at.host.String(), ".")
 	}
-	r.Value, _ = json.Marshal(v) // strings and numbers always encode
+	r.Value, _ = json.Marshal(v) // cannot fail for strings and numbers
 	return r
 }
 
-// key is the name's labels, last first.
+// key returns the etcd key of a name: its labels in reverse order.
 func (s *SkyDNS) key(n name) string {
 	labels := strings.Split(strings.TrimSuffix(n.String(), "."), ".")
 	slices.Reverse(labels)

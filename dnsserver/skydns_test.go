@@ -14,7 +14,7 @@ func skyTexts(records []SkyRecord) []string {
 	return out
 }
 
-func TestSkyDNSRecordsAreTheContracts(t *testing.T) {
+func TestSkyDNSRecords(t *testing.T) {
 	s, err := NewSkyDNS(Config{}, "", 0)
 	if err != nil {
 		t.Fatal(err)
@@ -43,8 +43,8 @@ func TestSkyDNSRecordsAreTheContracts(t *testing.T) {
 	}
 }
 
-// The test keeps what a mirror would: keys put and removed by changes alone.
-func TestSkyDNSChangesLeadToTheRecords(t *testing.T) {
+// Applying the records of Change one by one gives the same keys as Records.
+func TestSkyDNSChangesEqualRecords(t *testing.T) {
 	s, err := NewSkyDNS(Config{Shard: "east"}, "/c1/skydns", 60)
 	if err != nil {
 		t.Fatal(err)

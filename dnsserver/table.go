@@ -2,10 +2,10 @@ package dnsserver
 
 import "hash/maphash"
 
-// table maps names to entries. A copy of a published root is a version that never
-// changes: writers copy the branches that they touch, once per version, so a
-// version costs what changed in it and a look-up costs one hash and three loads.
-// One goroutine writes.
+// table is a persistent hash table from names to entries, with one writing goroutine. A copy of a
+// sealed root is an immutable version. A writer copies each branch once per version, before it
+// changes the branch. A version therefore costs memory in proportion to its changes, and a lookup
+// costs one hash and three loads.
 type table struct {
 	seed    maphash.Seed
 	root    [fan]*branch
@@ -16,25 +16,25 @@ type table struct {
 const fan = 256
 
 type branch struct {
-	version uint64 // of the table, when this branch was copied: writable in it
+	version uint64 // table version in which this branch was copied and may be written
 	slots   [fan][]*entry
 }
 
-// entry is a name that exists: it has records, or names below it have, or it is
-// the apex of a zone. Entries never change; a change makes a new one.
+// entry is an existing name: it has records, has names below it, or is the apex of a zone. Entries
+// are immutable; a change stores a new entry.
 type entry struct {
 	name name
 	sets []rrset
 	sub  int32 // names directly below
-	zone uint8 // offset in name at which its zone's apex begins
-	apex bool  // it is a zone's apex: has SOA and NS
+	zone uint8 // offset in name of the apex of its zone
+	apex bool  // name is a zone apex, with SOA and NS
 }
 
 func newTable() *table { return &table{seed: maphash.MakeSeed(), version: 1} }
 
 func (e *entry) empty() bool { return len(e.sets) == 0 && e.sub == 0 && !e.apex }
 
-// find is get for whoever holds a version.
+// find looks up key in a version of the table.
 func find(seed maphash.Seed, root *[fan]*branch, key []byte) *entry {
 	h := maphash.Bytes(seed, key)
 	b := root[h%fan]
@@ -63,7 +63,7 @@ func (t *table) get(n name) *entry {
 	return nil
 }
 
-// put stores e under its name; an empty e removes the name.
+// put stores e under its name. An empty e removes the name.
 func (t *table) put(e *entry) {
 	h := maphash.String(t.seed, string(e.name))
 	b := t.root[h%fan]
@@ -96,5 +96,5 @@ func (t *table) put(e *entry) {
 	b.slots[h/fan%fan] = fresh
 }
 
-// seal ends a version: what is copied from root now stays as it is.
+// seal ends a version: copies of root made before are not changed by later writes.
 func (t *table) seal() { t.version++ }

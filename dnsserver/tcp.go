@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Bounds of TCP (RFC 7766, 6.2).
+// Limits of TCP connections (RFC 7766, 6.2).
 const (
 	maxConns          = 512
 	maxConnsPerClient = 32
@@ -20,7 +20,7 @@ const (
 	acceptPause       = 10 * time.Millisecond
 )
 
-// conns counts open connections.
+// conns counts open connections, in total and per client.
 type conns struct {
 	mu  sync.Mutex
 	all int
@@ -47,7 +47,7 @@ func (c *conns) remove(a netip.Addr) {
 	}
 }
 
-// serveTCP accepts until ctx ends.
+// serveTCP accepts connections until ctx ends.
 func (s *Server) serveTCP(ctx context.Context) error {
 	open := &conns{by: map[netip.Addr]int{}}
 	for {
@@ -60,7 +60,7 @@ func (s *Server) serveTCP(ctx context.Context) error {
 			return nil
 		case errors.Is(err, net.ErrClosed):
 			return err
-		case err != nil: // out of descriptors, or the client went away
+		case err != nil: // out of file descriptors, or the client closed the connection
 			select {
 			case <-time.After(acceptPause):
 			case <-ctx.Done():
@@ -81,8 +81,8 @@ func (s *Server) serveTCP(ctx context.Context) error {
 	}
 }
 
-// serveConn answers one query after another until the client has no more, or
-// sends something that is none.
+// serveConn answers the queries of a connection in order, until the client closes it, is idle for
+// idleTimeout, or sends a message that gets no reply.
 func (s *Server) serveConn(ctx context.Context, conn net.Conn, client netip.Addr) {
 	var r reader
 	in, out := make([]byte, 512), make([]byte, 0, 1024)

@@ -7,20 +7,19 @@ import (
 	"slices"
 )
 
-// maxQuery is the longest query that is read over UDP: a header, a name and EDNS
-// with room to spare. What is longer is cut, and so malformed.
+// maxQuery is the maximum size of a query over UDP, in bytes. A longer packet is cut and is
+// therefore malformed.
 const maxQuery = 1232
 
-// maxFailures is how many failed receptions in a row mean that the socket is
-// broken. A few are normal: they tell that a client refused an answer.
+// maxFailures is the number of consecutive receive errors after which the socket counts as broken. A
+// few errors are normal: they report that a client's port is closed.
 const maxFailures = 1000
 
-// forwardPacket has a query answered elsewhere while others are served. It keeps
-// nothing of its arguments.
+// forwardPacket forwards a query in a separate goroutine. It copies msg and control.
 func (s *Server) forwardPacket(ctx context.Context, conn *net.UDPConn, msg, control []byte, from netip.AddrPort) {
 	msg, control = slices.Clone(msg), slices.Clone(control)
 	if !s.forward.acquire() {
-		conn.WriteMsgUDPAddrPort(serverFailure(msg), control, from) // a lost answer is asked for again
+		conn.WriteMsgUDPAddrPort(serverFailure(msg), control, from) // a client repeats the query if the answer is lost
 		return
 	}
 	s.wg.Go(func() {

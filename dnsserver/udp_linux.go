@@ -16,12 +16,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sharesPort: several sockets may have one address, and the kernel spreads the
-// clients over them.
+// sharesPort: several sockets may listen on one address, and the kernel distributes the clients
+// among them.
 const sharesPort = true
 
-// controlSize holds the control message that tells to which of our addresses a
-// packet came.
+// controlSize is the space for the control message with the destination address of a packet, in
+// bytes.
 const controlSize = 64
 
 func controlUDP(_, _ string, c syscall.RawConn) error {
@@ -34,13 +34,14 @@ func controlUDP(_, _ string, c syscall.RawConn) error {
 	return err
 }
 
-// socketBuffer takes in bursts, bytes. The kernel may grant less.
+// socketBuffer is the requested size of the socket buffers in bytes, for bursts. The kernel may
+// grant less.
 const socketBuffer = 4 << 20
 
-// prepareUDP asks for the destination address of every packet where the socket
-// listens on all of them: an answer must come from where the query went.
+// prepareUDP sets the buffers of a socket. On a socket that listens on all addresses it also
+// requests the destination address of each packet, because an answer must be sent from that address.
 func prepareUDP(conn *net.UDPConn) error {
-	// Best effort: the defaults work, for less load.
+	// Errors are ignored: the default buffers work under less load.
 	_ = conn.SetReadBuffer(socketBuffer)
 	_ = conn.SetWriteBuffer(socketBuffer)
 	if !conn.LocalAddr().(*net.UDPAddr).IP.IsUnspecified() {
@@ -67,9 +68,8 @@ func prepareUDP(conn *net.UDPConn) error {
 	return serr
 }
 
-// replyControl makes the control message of a received packet one for its answer:
-// from the same address, by whatever interface leads to the client (but
-// link-local addresses mean nothing without theirs).
+// replyControl turns the control message of a received packet into the control message of its
+// answer: the same source address, and any interface. Link-local addresses keep their interface.
 func replyControl(control []byte) {
 	const header = unix.SizeofCmsghdr
 	if len(control) < header {
@@ -87,18 +87,18 @@ func replyControl(control []byte) {
 	}
 }
 
-// batch is how many packets one system call moves at most.
+// batch is the maximum number of packets per system call.
 const batch = 32
 
-// mmsghdr is what recvmmsg(2) and sendmmsg(2) take.
+// mmsghdr is struct mmsghdr of recvmmsg(2) and sendmmsg(2).
 type mmsghdr struct {
 	hdr unix.Msghdr
 	n   uint32
 	_   [4]byte
 }
 
-// packets is the memory of one socket's loop: the kernel writes into it, so it
-// never moves and is never smaller than the headers say.
+// packets holds the buffers of one socket's loop. The kernel writes into them, so they have a fixed
+// place and the sizes given in the headers.
 type packets struct {
 	in, out   [batch]mmsghdr
 	inVec     [batch]unix.Iovec
@@ -110,8 +110,8 @@ type packets struct {
 	answering int
 }
 
-// serveUDP answers packets as they come, many with two system calls when many
-// wait, until the socket is closed.
+// serveUDP answers packets until the socket is closed. Under load it receives and sends many packets
+// per system call.
 func (s *Server) serveUDP(ctx context.Context, conn *net.UDPConn) error {
 	rc, err := conn.SyscallConn()
 	if err != nil {
@@ -157,7 +157,7 @@ func (s *Server) serveUDP(ctx context.Context, conn *net.UDPConn) error {
 	}
 }
 
-// receive waits for packets and says how many came.
+// receive waits for packets and returns their number.
 func (p *packets) receive(rc syscall.RawConn) (int, error) {
 	for i := range p.in {
 		p.inVec[i].Base = &p.queries[i][0]
@@ -197,8 +197,7 @@ func (p *packets) queue(i int, reply []byte) {
 	}
 }
 
-// send sends what is queued. A packet that cannot be sent is left out, as if it
-// were lost on the way.
+// send sends the queued answers. An answer that cannot be sent is dropped.
 func (p *packets) send(rc syscall.RawConn) error {
 	for at := 0; at < p.answering; {
 		var n uintptr
@@ -220,7 +219,7 @@ func (p *packets) send(rc syscall.RawConn) error {
 	return nil
 }
 
-// client is where packet i came from.
+// client returns the source address of packet i.
 func (p *packets) client(i int) (netip.AddrPort, bool) {
 	sa := &p.from[i]
 	port := binary.BigEndian.Uint16((*[2]byte)(unsafe.Pointer(&sa.Port))[:])

@@ -11,18 +11,19 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// instance is a running workload as DNS shows it.
+// instance is a running workload as shown in DNS.
 type instance struct {
 	id     string
-	labels []string     // its own and its group's
-	addrs  []netip.Addr // its own, else its node's
+	labels []string     // of the workload and of its group
+	addrs  []netip.Addr // of the workload, or of its node if it has none
 	ports  []published
-	target name // of SRV: its node
+	target name // SRV target: the node
 	node   netip.Addr
 }
 
 // published is a port that the node forwards to an instance.
 type published struct {
+	// service is a DNS name shared by instances: the name of a workload or of a group.
 	service string // _<container port> or _<name>
 	proto   string // _tcp, _udp or _sctp
 	port    uint16 // on the node
@@ -31,17 +32,17 @@ type published struct {
 // service is a name that instances answer to: a workload's or a group's.
 type service struct {
 	members []*instance // sorted by id
-	ports   []port      // that have records now
+	ports   []port      // ports with records now
 }
 
 type port struct{ service, proto string }
 
-// serving reports whether w runs and passes its health checks, if it has any.
+// serving reports whether w is running and, if it has health checks, passes them.
 func serving(w *fsm.Workload) bool {
 	return w.Status == fsm.StatusRunning && (w.Actual.Health == "" || w.Actual.Health == fsm.Healthy)
 }
 
-// placeInstance looks at one workload again.
+// placeInstance reads a workload again and updates the services that it belongs to.
 func (b *Builder) placeInstance(id string) {
 	old := b.instances[id]
 	var fresh *instance
@@ -140,8 +141,8 @@ func (b *Builder) renderServices() {
 	clear(b.dirty)
 }
 
-// renderService makes the records of one name. A group shows at most its first
-// maxPerAnswer instances: more would not fit into one answer.
+// renderService makes the records of one service. At most the first maxPerAnswer instances are
+// included, because more would not fit into one answer.
 func (b *Builder) renderService(label string) {
 	s := b.services[label]
 	owner := under(b.plan.workloads, label)
@@ -178,8 +179,8 @@ func (b *Builder) renderService(label string) {
 	}
 }
 
-// packService makes the SRV set of one published port, with the nodes'
-// addresses.
+// packService makes the SRV set of one published port. The addresses of the nodes are additional
+// records.
 func (b *Builder) packService(owner name, p port, members []*instance) rrset {
 	var srv, glue []record
 	targets := map[name]struct{}{}
@@ -199,7 +200,7 @@ func (b *Builder) packService(owner name, p port, members []*instance) rrset {
 	return pack(owner, dns.TypeSRV, true, srv, glue)
 }
 
-// absent adds k and reports whether it was not there.
+// absent adds k to m and reports whether k was new.
 func absent[K comparable](m map[K]struct{}, k K) bool {
 	if _, ok := m[k]; ok {
 		return false

@@ -12,7 +12,7 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// world is a state under test and what changed since feed was last emptied.
+// world is a state under test with the changes since feed was last emptied.
 type world struct {
 	t     testing.TB
 	s     fsm.State
@@ -70,7 +70,7 @@ func (w *world) nodeState(id string, up bool) {
 	}}})
 }
 
-// put stores workloads of a group ("" = none).
+// put stores workloads of a group; "" means no group.
 func (w *world) put(group string, ids ...string) {
 	w.t.Helper()
 	var list []*commandv1.WorkloadPut
@@ -97,7 +97,7 @@ func (w *world) assign(node string, ids ...string) {
 	w.do(&commandv1.Command{Body: &commandv1.Command_Assign{Assign: &commandv1.Assign{Assignments: list}}})
 }
 
-// report says what a node sees. addrs is "a,b"; ports are "host:container/proto".
+// report applies a node's report of a workload. addrs is "a,b"; ports are "host:container/proto".
 func (w *world) report(id, state, addrs string, ports ...string) {
 	w.t.Helper()
 	w.reportHealth(id, state, "", addrs, ports...)
@@ -122,7 +122,7 @@ func (w *world) reportHealth(id, state, health, addrs string, ports ...string) {
 	w.do(&commandv1.Command{Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: []*commandv1.WorkloadReport{r}}}})
 }
 
-// run puts a workload of a group, places it and has it run.
+// run stores a workload of a group, assigns it to a node and reports it running.
 func (w *world) run(id, group, node, addrs string, ports ...string) {
 	w.t.Helper()
 	w.put(group, id)
@@ -139,8 +139,7 @@ func (w *world) zone(h Hints) *Zone {
 	return z
 }
 
-// name gives ports of a workload names, "name=container/proto" or
-// "name=host:container/proto".
+// name sets the port names of a workload, as "name=container/proto" or "name=host:container/proto".
 func (w *world) name(id string, names ...string) {
 	w.t.Helper()
 	wl, _ := w.s.Workload(id)
@@ -162,14 +161,14 @@ func (w *world) name(id string, names ...string) {
 	}}}}})
 }
 
-// three is a cluster of three schedulers.
+// three adds three schedulers.
 func three(w *world) {
 	w.replica("r1", "s1", "10.0.0.1:8085")
 	w.replica("r2", "s2", "10.0.0.2:8085")
 	w.replica("r3", "s3", "[fd00::3]:8086")
 }
 
-// question makes a query from "name type".
+// question packs a query given as "name type".
 func question(text string, edit ...func(*dns.Msg)) []byte {
 	f := strings.Fields(text)
 	m := new(dns.Msg)
@@ -189,7 +188,7 @@ func edns(size uint16) func(*dns.Msg) {
 	return func(m *dns.Msg) { m.SetEdns0(size, false) }
 }
 
-// reply asks and takes the answer apart.
+// reply sends a query to z and unpacks the answer.
 func reply(t testing.TB, z *Zone, query []byte, ask Ask) *dns.Msg {
 	t.Helper()
 	b, _ := z.Answer(nil, query, ask)
@@ -200,8 +199,8 @@ func reply(t testing.TB, z *Zone, query []byte, ask Ask) *dns.Msg {
 	return m
 }
 
-// texts are records as zone-file text, one blank between fields, sorted; EDNS is
-// left out.
+// texts returns records as sorted zone-file text with single blanks between fields. OPT records are
+// omitted.
 func texts(rrs []dns.RR) []string {
 	out := inOrder(rrs)
 	slices.Sort(out)
@@ -218,7 +217,7 @@ func inOrder(rrs []dns.RR) []string {
 	return out
 }
 
-// lines is zone-file text, one record per line, in the same form.
+// lines parses zone-file text, one record per line, into the form of texts.
 func lines(text string) []string {
 	out := []string{}
 	for l := range strings.Lines(text) {
