@@ -1,9 +1,9 @@
 package fsm
 
-// Table names a kind of record in a Change.
+// Table is the kind of record in a Change.
 type Table uint8
 
-// The tables.
+// The tables that report changes.
 const (
 	TableInfo Table = iota + 1
 	TableWorkload
@@ -15,20 +15,24 @@ const (
 	TableDrift
 )
 
-// Change is one record before and after an applied log entry. Old and New are pointers
-// to the record of its Table, read by the methods below. A record that was made has no Old
-// (nil, or a nil pointer), one that was removed has a nil New. Several changes of one record
-// in one entry are reported one after another.
+// Change holds one record before and after an applied log entry. Old and New are pointers to the
+// record type of Table; the methods below read them. Old is nil, or a nil pointer, if the record
+// was created. New is nil, or a nil pointer, if the record was removed. If one entry changes a
+// record several times, each change is reported, in order.
 //
-// Changes are made for every record of every entry and kept for a while by those who
-// follow them, so they are small.
+// Every record of every entry yields a Change, and the change feed keeps the newest ones, so the
+// type is small.
 type Change struct {
-	Table    Table
-	Key      string // workload id, node id, "<node>/<workload>" of a residual, with "/<type>" of a drift, replica id, namespace, "" for info and events
+	Table Table
+	// Key is, by table: the id of the workload, node or replica, the name of the namespace,
+	// "<node>/<workload>" of a residual, "<node>/<workload>/<type>" of a drift, "" for info
+	// and events.
+	Key      string
 	Old, New any
 }
 
-// The record before, nil where there was none or the change is of another table.
+// These methods return the record before the change; nil if there was none or the change is of
+// another table.
 func (c *Change) OldWorkload() *Workload   { return as[Workload](c.Old) }
 func (c *Change) OldNode() *Node           { return as[Node](c.Old) }
 func (c *Change) OldResidual() *Residual   { return as[Residual](c.Old) }
@@ -37,7 +41,8 @@ func (c *Change) OldInfo() *Info           { return as[Info](c.Old) }
 func (c *Change) OldNamespace() *Namespace { return as[Namespace](c.Old) }
 func (c *Change) OldDrift() *Drift         { return as[Drift](c.Old) }
 
-// The record after, nil where it is gone or the change is of another table.
+// These methods return the record after the change; nil if it was removed or the change is of
+// another table.
 func (c *Change) NewWorkload() *Workload   { return as[Workload](c.New) }
 func (c *Change) NewNode() *Node           { return as[Node](c.New) }
 func (c *Change) NewResidual() *Residual   { return as[Residual](c.New) }

@@ -13,9 +13,9 @@ import (
 	"github.com/persys/compute/fsm/receipts"
 )
 
-// Check recomputes every index, sum and counter from the records and tests the
-// invariants between records. Tests and the simulator call it after every step;
-// it costs as much as the whole state is large. It returns every violation.
+// Check recomputes every index, sum and counter from the records and tests the invariants between
+// records. It returns the violations, joined; at most maxFindings. Its cost is proportional to the
+// size of the state. Tests and the simulator call it after every step.
 func (s State) Check() error {
 	c := checker{s: s}
 	c.info()
@@ -39,7 +39,7 @@ type checker struct {
 	errs []error
 }
 
-// maxFindings bounds the report about a state that is wrong everywhere.
+// maxFindings is the largest number of violations that Check reports.
 const maxFindings = 50
 
 func (c *checker) must(ok bool, format string, args ...any) {
@@ -206,7 +206,7 @@ func (c *checker) histories() {
 	c.must(next == 0 || next-1 == info.ReceiptSeq, "the last receipt is %d, the counter says %d", next-1, info.ReceiptSeq)
 }
 
-// derived builds every index anew and compares.
+// derived rebuilds every index from the records and compares it with the index of the state.
 func (c *checker) derived() {
 	want := &Tx{r: *New().r}
 	want.r.info, want.r.workloads, want.r.nodes, want.r.residuals, want.r.tombstones = c.s.r.info, c.s.r.workloads, c.s.r.nodes, c.s.r.residuals, c.s.r.tombstones
@@ -237,7 +237,7 @@ func (c *checker) derived() {
 
 func equal[V comparable](a, b V) bool { return a == b }
 
-// sameTree compares an index with the one that was built from the records.
+// sameTree compares an index with the index that derived has built.
 func sameTree[K cmp.Ordered, V any](c *checker, name string, have, want *btree.Map[K, V], same func(a, b V) bool) {
 	c.must(have.Len() == want.Len(), "index %s has %d entries, must have %d", name, have.Len(), want.Len())
 	want.Scan(func(k K, v V) bool {

@@ -8,14 +8,14 @@ import (
 )
 
 // Failures count from the first one until the workload has run without interruption for a while.
-// Running alone is no success: a workload that starts and ends in a loop would reset its count
-// each time and would never be given up. The planner decides how long is long enough.
+// Being seen running does not reset the count: a workload that starts and exits in a loop would
+// then never be given up. The planner decides how long a workload must run.
 
-// failed reports whether failures count.
+// failed reports whether there are failures that have not been cleared.
 func (r *Retry) failed() bool { return r.Attempts != 0 || r.FirstFailureAt != 0 || r.Terminal }
 
-// observed updates the counters after a report about w. restarts is the restart count of the
-// engine in the previous report. If it has grown, the time without interruption begins again.
+// observed updates the counters after a report about w. restarts is the engine's restart count in
+// the previous report. If the count has grown, the time without interruption starts again.
 func (r *Retry) observed(w *Workload, restarts int32, state Actual, clock int64) {
 	switch {
 	case state == ActualStopped && w.Desired == DesiredStopped:
@@ -36,8 +36,8 @@ func (r *Retry) observed(w *Workload, restarts int32, state Actual, clock int64)
 	}
 }
 
-// nodeChanged updates the counters after a node was lost or came back. Whether its workloads ran
-// in the meantime is unknown.
+// nodeChanged updates the counters after a node was lost or returned. Whether its workloads ran in
+// the meantime is unknown.
 func (r *Retry) nodeChanged(w *Workload, up bool, clock int64) {
 	switch {
 	case !up:
@@ -48,7 +48,7 @@ func (r *Retry) nodeChanged(w *Workload, up bool, clock int64) {
 	}
 }
 
-// forgiveFailures ends the count of failures of what has run for long enough.
+// forgiveFailures clears the failures of workloads that have run for long enough.
 func (t *Tx) forgiveFailures(b *commandv1.ForgiveFailures) (res Result) {
 	for _, f := range b.GetWorkloads() {
 		old, why := t.planned(f.GetWorkload(), f.GetIfGeneration())
@@ -73,19 +73,19 @@ func (t *Tx) forgiveFailures(b *commandv1.ForgiveFailures) (res Result) {
 	return res
 }
 
-// overdue reports whether u says that a node has not removed the deleted workload w in time. No
-// other reason is stored for a workload that is being deleted.
+// overdue reports whether u has the reason DeleteTimeout and is about the present generation of w,
+// which is being deleted. No other reason is stored for a workload that is being deleted.
 func (t *Tx) overdue(w *Workload, u *commandv1.Unplaced) bool {
 	return w.Desired == DesiredDeleted && w.Generation == GenerationOf(u.GetIfGeneration()) &&
 		u.GetCode() == CodeDeleteTimeout
 }
 
-// Bounds of what is kept of an agent's tasks.
+// Bounds of the recorded tasks of agents.
 const (
 	MaxActions     = 20  // of one workload
 	maxActionError = 256 // bytes
 	maxActionID    = 256 // bytes
-	maxAuditTasks  = 64  // recorded tasks that ended in one second; further ones might become events twice
+	maxAuditTasks  = 64  // recorded tasks that ended in one second; more tasks might become events twice
 )
 
 // recordActions turns the finished tasks of a node into events. If the command names a workload,
@@ -116,8 +116,9 @@ func (t *Tx) recordActions(b *commandv1.RecordActions) (res Result) {
 			t.putWorkload(old, &w)
 		}
 	}
-	if b.GetWorkload() == "" { // the tasks of one workload do not show which others ended before them
-		slices.Reverse(actions) // events tell the oldest first
+	// The tasks of one workload do not show which other tasks ended before them.
+	if b.GetWorkload() == "" {
+		slices.Reverse(actions) // events are in order of age, the oldest first
 		t.auditActions(n.ID, actions)
 	}
 	return res
@@ -175,7 +176,7 @@ func (t *Tx) auditFold(a *NodeAudit) {
 // NodeAudit returns the time up to which the finished tasks of a node are recorded.
 func (s State) NodeAudit(node string) (*NodeAudit, bool) { return s.r.audits.Get(node) }
 
-// Knows reports whether a task has become an event already, or has not ended yet.
+// Knows reports whether a task needs no event: it has become one already, or it has not ended.
 func (a *NodeAudit) Knows(x *commandv1.AgentAction) bool {
 	return x.GetEndedAt() <= 0 || a != nil && (x.GetEndedAt() < a.EndedAt || x.GetEndedAt() == a.EndedAt && slices.Contains(a.Tasks, clipTo(x.GetTaskId(), maxActionID)))
 }

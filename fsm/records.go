@@ -9,7 +9,7 @@ import (
 	"github.com/persys/compute/fsm/receipts"
 )
 
-// Conversions between records and their form in a snapshot.
+// Conversions between records and their snapshot messages.
 
 func infoPB(m *Info) *commandv1.MetaRecord {
 	return &commandv1.MetaRecord{
@@ -197,7 +197,8 @@ func residualOf(m *commandv1.ResidualRecord) (*Residual, error) {
 	}, nil
 }
 
-// eventPB mends what a former version cut within a character: nobody could read that.
+// eventPB drops invalid UTF-8 from the texts. A former version cut texts within a character, and
+// no protobuf decoder accepts such a string.
 func eventPB(e *Event) *commandv1.EventRecord {
 	m := &commandv1.EventRecord{
 		Seq: e.Seq, Index: e.Index, At: e.At, Type: e.Type, Workload: e.Workload, Node: e.Node,
@@ -218,7 +219,7 @@ func eventOf(m *commandv1.EventRecord) *Event {
 	}
 }
 
-// receiptPB mends as eventPB does.
+// receiptPB drops invalid UTF-8 from the reason, as eventPB does.
 func receiptPB(r receipts.Receipt) *commandv1.ReceiptRecord {
 	o := outcomeOf(r)
 	o.Reason = strings.ToValidUTF8(o.Reason, "")
@@ -272,7 +273,7 @@ func tokenPB(t *Token) *commandv1.TokenRecord {
 	}
 }
 
-// admissionOf leaves out the token's secret, which is judged and not kept.
+// admissionOf leaves out the hash of the token's secret, which is checked and not stored.
 func admissionOf(m *commandv1.Admit) *Admission {
 	return &Admission{
 		Role: m.GetRole(), Name: m.GetName(), Access: m.GetAccess(), Token: m.GetToken(), KeyHash: nonEmpty(m.GetKeySha256()),

@@ -61,18 +61,18 @@ func (s State) Recovered(self string, r RestoreInfo) State {
 // Restored returns the state of a cluster after backup is restored into it; present is the state
 // before.
 //
-// The backup supplies what people asked for: the workloads with their specifications and desired
+// The backup supplies the requests of users: the workloads with their specifications and desired
 // states. The present state supplies facts: replicas, mode, registered nodes, history, and the
 // node of each workload that both states know.
 //
 // A new cluster without workloads has no facts except its registered nodes, and takes everything
-// else from the backup. Agents find the new schedulers before anybody restores, and their
-// workloads run where the backup says. The cluster keeps its own id if it has one. The caller
-// has compared that id with the id in the backup. Agents obey only their own cluster, so a
-// backup of another cluster supplies only workloads, which are placed again.
+// else from the backup. Agents register with the new schedulers before the restore, and their
+// workloads run on the nodes that the backup records. The cluster keeps its own id if it has one.
+// The caller has compared that id with the id in the backup. Agents obey only their own cluster,
+// so a backup of another cluster supplies only workloads, which are placed again.
 //
-// A workload that only the present state knows is removed from the state. If it runs, it goes on
-// to run as an orphan.
+// A workload that only the present state knows is removed from the state. If it runs, it keeps
+// running as an orphan.
 func Restored(backup, present State, r RestoreInfo) (State, error) {
 	b, p := backup.Info(), present.Info()
 	if b.ClusterID == "" {
@@ -99,7 +99,7 @@ func Restored(backup, present State, r RestoreInfo) (State, error) {
 	info.Clock = max(b.Clock, p.Clock, r.At)
 	info.FeatureLevel = max(b.FeatureLevel, p.FeatureLevel)
 	info.Digest = p.Digest
-	// Above the index of every View that was taken of either state.
+	// The index is above that of every View that was taken of either state.
 	info.Index, info.Term = max(b.Index, p.Index)+1, p.Term
 
 	t := &Tx{r: *New().r}
@@ -225,7 +225,7 @@ func (t *Tx) trust(backup, present State, own, fresh bool) {
 
 // tombstones keeps the tombstones of the present state and, if the backup is of the same
 // cluster, those of the backup. A restored workload has none. A workload that only the present
-// state knows gets none: nobody deleted it, so it goes on to run.
+// state knows gets none: nobody deleted it, so it keeps running.
 func (t *Tx) tombstones(backup, present State, own bool) {
 	take := func(g *Tombstone) bool {
 		_, back := t.r.workloads.Get(g.Workload)
@@ -283,7 +283,7 @@ func (t *Tx) returning(old *Workload, present State) *Workload {
 	now, known := present.Workload(w.ID)
 	if w.Desired == DesiredDeleted {
 		if !known {
-			return nil // it was deleted completely since then
+			return nil // the delete has finished since the backup was made
 		}
 		keep := *now // keep the present record; an unfinished delete is not restored
 		return &keep
@@ -318,15 +318,15 @@ func (t *Tx) returning(old *Workload, present State) *Workload {
 	return &w
 }
 
-// NewerThanState reports whether a report of generation said shows that the state was restored
-// from an older one: the generation is of a former incarnation and yet later than the one that w
-// had then. The node received orders that this state does not know, and the last of them says
-// where the workload is.
+// NewerThanState reports whether a report with generation said is newer than the restored state:
+// the generation is of a former incarnation and later than the generation of w. The node received
+// orders that this state does not know, and runs the workload by the last of them.
 func (w *Workload) NewerThanState(said Generation, now Info) bool {
 	return said.Incarnation < now.Incarnation && w.Generation.Less(said) && w.Desired != DesiredDeleted
 }
 
-// catchUp assigns w to the node that reported a later generation and issues a new order.
+// catchUp assigns the workload to the node that reported a later generation, and issues a new
+// order. It reports whether it did so.
 func (t *Tx) catchUp(old *Workload, r reporter) bool {
 	n, ok := t.r.nodes.Get(r.GetNode())
 	if !ok || !n.Up || r.GetGone() || r.GetRefused() {
@@ -347,7 +347,7 @@ func (t *Tx) catchUp(old *Workload, r reporter) bool {
 	w.Generation = t.generation()
 	w.Acknowledged, w.AcknowledgedAt = false, 0
 	w.Reason = Reason{}
-	// The failures were those of an earlier order. A workload that was given up would get no order.
+	// The failures belong to an earlier order. If Terminal stayed set, no order would be issued.
 	w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts}
 	t.putWorkload(old, &w)
 	t.event(Event{Type: EventWorkloadScheduled, Workload: w.ID, Node: n.ID, Reason: CodeFoundThere, Message: "found there after a restore"})

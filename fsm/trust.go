@@ -12,44 +12,45 @@ import (
 	"github.com/persys/compute/fsm/bounds"
 )
 
-// Authority issues certificates of this cluster. Its key is sealed under the
-// cluster key; the key of the root that signed it is not here at all.
+// Authority is a certificate authority that issues the certificates of this cluster. Its
+// private key is sealed under the cluster key. The key of the root is not stored.
 type Authority struct {
 	ID, RootID string // SHA-256 of the certificates, lower-case hex
 	Cert, Root []byte // DER
 	SealedKey  string
-	ActiveAt   int64 // Unix nanoseconds: issues from then on
-	NotAfter   int64
+	ActiveAt   int64 // Unix nanoseconds; it issues from this time on
+	NotAfter   int64 // Unix nanoseconds
 }
 
-// Token lets somebody join who knows its secret.
+// Token is a join token. Whoever presents its secret gets a certificate.
 type Token struct {
 	ID         string
 	SecretHash []byte // SHA-256
 	Role       string
-	Name       string // the only name it is good for; empty: any new one
-	Access     string // viewer, operator or admin; of users only
-	Uses       uint32 // that are left
-	ExpiresAt  int64
+	Name       string // the only name that may join with it; empty: any new name
+	Access     string // viewer, operator or admin; empty unless Role is user
+	Uses       uint32 // uses left
+	ExpiresAt  int64  // Unix nanoseconds, as is CreatedAt
 	CreatedAt  int64
 	CreatedBy  string
 }
 
-// Admission is the newest certificate that an identity got from this cluster.
+// Admission records the newest certificate that this cluster issued to an identity.
 type Admission struct {
 	Role, Name, Access string
-	Token              string // that it joined with
+	Token              string // id of the token that the identity joined with
 	KeyHash            []byte // SHA-256 of the public key
 	Fingerprint        string // SHA-256 of the certificate, lower-case hex
-	IssuedAt, NotAfter int64
+	IssuedAt, NotAfter int64  // Unix nanoseconds
 }
 
-// Revocation refuses what was issued to an identity until At, or one certificate.
+// Revocation refuses either all certificates that were issued to an identity until At, or one
+// certificate.
 type Revocation struct {
-	Role, Name  string // both empty: Fingerprint says which
-	Fingerprint string
+	Role, Name  string // the identity; empty if one certificate is revoked
+	Fingerprint string // of the certificate; empty if an identity is revoked
 	Reason      string
-	At          int64
+	At          int64 // Unix nanoseconds
 	By          string
 }
 
@@ -59,12 +60,12 @@ const (
 	MaxTokens      = 1000
 	MaxRevocations = 10_000
 	MaxTokenUses   = 10_000
-	// MaxTokenLife is how long a token is good for at most.
+	// MaxTokenLife is the longest lifetime of a token.
 	MaxTokenLife = 7 * 24 * time.Hour
 	maxCertBytes = 16 << 10
 )
 
-// Roles that a token or a certificate may name, and what a user may do.
+// The roles of identities, and the access levels of users.
 var (
 	trustRoles  = [...]string{"scheduler", "agent", "gateway", "user"}
 	trustAccess = [...]string{"viewer", "operator", "admin"}
@@ -78,8 +79,8 @@ func (s State) Authorities(fn func(*Authority) bool) {
 	s.r.authorities.Scan(func(_ string, a *Authority) bool { return fn(a) })
 }
 
-// Issuer is the authority that issues now: of those whose time has come and has
-// not passed, the one that came last.
+// Issuer returns the authority that issues certificates at now, in Unix nanoseconds. Of the
+// authorities that are active and have not expired, it is the one with the latest ActiveAt.
 func (s State) Issuer(now int64) (*Authority, bool) {
 	var best *Authority
 	s.Authorities(func(a *Authority) bool {
@@ -109,13 +110,13 @@ func (s State) Admissions(fn func(*Admission) bool) {
 	s.r.admissions.Scan(func(_ string, a *Admission) bool { return fn(a) })
 }
 
-// Revocations scans what is revoked.
+// Revocations scans the revocations.
 func (s State) Revocations(fn func(*Revocation) bool) {
 	s.r.revocations.Scan(func(_ string, r *Revocation) bool { return fn(r) })
 }
 
-// RevokedIdentity returns the revocation of an identity, if there is one. What
-// was issued later is good again.
+// RevokedIdentity returns the revocation of an identity, if there is one. Certificates that
+// were issued after Revocation.At are valid.
 func (s State) RevokedIdentity(role, name string) (*Revocation, bool) {
 	return s.r.revocations.Get(pair(role, name))
 }
@@ -125,7 +126,8 @@ func (s State) RevokedCertificate(fingerprint string) (*Revocation, bool) {
 	return s.r.revocations.Get(fingerprintKey + fingerprint)
 }
 
-// fingerprintKey starts the keys of revoked certificates; no role has a colon.
+// fingerprintKey is the prefix of the keys of revoked certificates. Role names contain no colon,
+// so these keys differ from those of identities.
 const fingerprintKey = "certificate:"
 
 func (r *Revocation) key() string {
@@ -152,13 +154,13 @@ func (t *Tx) pinClusterKey(b *commandv1.PinClusterKey) Result {
 	return Result{}
 }
 
-// Bounds of what a change of the gossip keys holds, in bytes.
+// Bounds of SetGossipRing, in bytes.
 const (
 	maxGossipRing = 4 << 10
 	maxGossipStep = 128
 )
 
-// setGossipRing replaces the keys of gossip, if they are those that were looked at.
+// setGossipRing replaces the gossip keys, unless they changed since the command was planned.
 func (t *Tx) setGossipRing(b *commandv1.SetGossipRing) Result {
 	info := &t.r.info
 	switch {
@@ -260,8 +262,8 @@ func (t *Tx) storeToken(tok *Token) {
 	t.trustChanged(tok.ID, func(e *encoder) { e.token(tok) })
 }
 
-// dropExpired removes tokens that nobody can use any more. An expired one is kept
-// for as long as a token may live, so that it is refused as what it is.
+// dropExpired removes tokens that expired more than MaxTokenLife ago. Until then an expired
+// token is kept, so that its refusal says that it expired.
 func (t *Tx) dropExpired(now int64) {
 	var gone []string
 	t.state().Tokens(func(tok *Token) bool {
@@ -287,8 +289,8 @@ func (t *Tx) dropToken(b *commandv1.DropToken) Result {
 	return Result{}
 }
 
-// admit judges a certificate that is about to be handed out. A refusal of a token
-// is an event: somebody had one that is no good.
+// admit checks a certificate before it is handed out, and records it. A refused token is
+// recorded as an event, because somebody presented an invalid token.
 func (t *Tx) admit(b *commandv1.Admit) Result {
 	a := admissionOf(b)
 	if res := checkPrincipal(a.Role, a.Name, a.Access, false); res.Kind != OK {
@@ -325,8 +327,8 @@ func (t *Tx) admit(b *commandv1.Admit) Result {
 	return Result{}
 }
 
-// spend uses a token up for an admission. The same key may present it again: its
-// answer was lost.
+// spend checks the token of an admission and takes one use from it. The key that joined with
+// the token may present it again without another use, in case the first answer was lost.
 func (t *Tx) spend(a *Admission, secret []byte) Result {
 	tok, ok := t.r.tokens.Get(a.Token)
 	if !ok {
@@ -358,7 +360,7 @@ func (t *Tx) spend(a *Admission, secret []byte) Result {
 		return refuse(Denied, "join token %s is used up", tok.ID)
 	}
 	if tok.Name == "" {
-		// A token that is good for many must not take over what belongs to one.
+		// A token without a name must not take over an existing identity.
 		if _, registered := t.r.nodes.Get(a.Name); taken || a.Role == "agent" && registered {
 			return refuse(Denied, "%s %q exists already: only a token made for that name lets it join again", a.Role, a.Name)
 		}
@@ -372,7 +374,7 @@ func (t *Tx) spend(a *Admission, secret []byte) Result {
 	return Result{}
 }
 
-// mayRenew judges a certificate in place of a former one.
+// mayRenew checks a certificate that replaces an earlier one of the same identity.
 func (t *Tx) mayRenew(a *Admission) Result {
 	old, ok := t.r.admissions.Get(pair(a.Role, a.Name))
 	if rev, revoked := t.state().RevokedIdentity(a.Role, a.Name); revoked && (!ok || old.IssuedAt <= rev.At) {
@@ -414,7 +416,7 @@ func (t *Tx) revoke(b *commandv1.Revoke) Result {
 	return Result{}
 }
 
-// auditTypes are the events that an Audit may add.
+// auditTypes lists the event types that an Audit command may add.
 var auditTypes = [...]string{EventJoinRefused, EventCallRefused, EventSessionOpened, EventSessionClosed, EventMirrorRestored, EventCoreDNSLost, EventCoreDNSBack, EventCallMade}
 
 func (t *Tx) audit(b *commandv1.Audit) Result {
@@ -431,13 +433,13 @@ func (t *Tx) audit(b *commandv1.Audit) Result {
 	return Result{}
 }
 
-// auditRefused leaves a line of history for a mutation of the API that left none:
-// what was refused, and what changed nothing.
+// auditRefused adds an event for an API mutation that added none, because it was refused or
+// changed nothing.
 func (t *Tx) auditRefused(c Command, res Result) {
 	t.audited(t.from, armOf(c), res.Kind, res.Reason)
 }
 
-// audited is auditRefused for a part of a command, whose changes begin at from.
+// audited does the same for one part of a command. The changes of that part begin at from.
 func (t *Tx) audited(from int, a arm, kind Kind, reason string) {
 	if t.caller == "" ||
 		slices.ContainsFunc(t.changes[from:], func(c Change) bool { return c.Table == TableEvent }) {
@@ -446,9 +448,9 @@ func (t *Tx) audited(from int, a arm, kind Kind, reason string) {
 	t.event(Event{Type: EventMutation, Reason: kind.String(), Message: clipTo(reason, 512), Details: []Label{{"command", string(a)}}})
 }
 
-// trustChanged folds a change of a trust table into the digest: fn encodes what
-// is left, nil means removed. It is no Change, because nothing follows from it
-// but through events and the View.
+// trustChanged folds a change of a trust table into the digest. fn encodes the new record; nil
+// means that the record was removed. It adds no Change: readers learn of the trust tables from
+// events and from the View.
 func (t *Tx) trustChanged(key string, fn func(*encoder)) {
 	e := encoder(nil)
 	e.str(key)
@@ -459,7 +461,7 @@ func (t *Tx) trustChanged(key string, fn func(*encoder)) {
 	t.sideFold = append(t.sideFold, e...)
 }
 
-// checkPrincipal checks who a token or a certificate is for.
+// checkPrincipal checks the identity of a token or a certificate. anyName allows an empty name.
 func checkPrincipal(role, name, access string, anyName bool) Result {
 	switch {
 	case !slices.Contains(trustRoles[:], role):
@@ -478,7 +480,7 @@ func checkPrincipal(role, name, access string, anyName bool) Result {
 	return Result{}
 }
 
-// nodeOf is the node that an identity is, for events.
+// nodeOf returns the node id of an agent's identity, for events; "" for other roles.
 func nodeOf(role, name string) string {
 	if role == "agent" {
 		return name
@@ -486,7 +488,7 @@ func nodeOf(role, name string) string {
 	return ""
 }
 
-// details leaves out labels without a value.
+// details sorts labels by key and drops those without a value. It reuses its arguments.
 func details(in ...Label) []Label {
 	out := in[:0]
 	for _, l := range in {

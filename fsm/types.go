@@ -2,14 +2,14 @@ package fsm
 
 import "fmt"
 
-// Epoch names one stint of one leader: the incarnation of the cluster, then the
-// Raft term. It orders every message from schedulers to agents (agent/DESIGN.md).
+// Epoch identifies one leadership term: the incarnation of the cluster, then the Raft term. It
+// orders every message from schedulers to agents (agent/DESIGN.md).
 type Epoch struct {
 	Incarnation uint64
 	Term        uint64
 }
 
-// Less reports whether e is an older stint than o.
+// Less reports whether e is an older leadership term than o.
 func (e Epoch) Less(o Epoch) bool {
 	if e.Incarnation != o.Incarnation {
 		return e.Incarnation < o.Incarnation
@@ -19,9 +19,8 @@ func (e Epoch) Less(o Epoch) bool {
 
 func (e Epoch) String() string { return fmt.Sprintf("%d/%d", e.Incarnation, e.Term) }
 
-// Generation orders everything an agent may be told about one workload. It
-// advances whenever what the agent ought to do changes: a new spec, another
-// desired state, another node, a retry.
+// Generation orders the orders about one workload. A new generation is issued whenever the order
+// for the agent changes: for a new spec, another desired state, another node, or a retry.
 type Generation struct {
 	Incarnation uint64
 	Sequence    uint64
@@ -35,29 +34,29 @@ func (g Generation) Less(o Generation) bool {
 	return g.Sequence < o.Sequence
 }
 
-// IsZero reports whether g was never set; peers that know no generations send it.
+// IsZero reports whether g is unset. Peers that do not know generations send zero.
 func (g Generation) IsZero() bool { return g == Generation{} }
 
 func (g Generation) String() string { return fmt.Sprintf("%d.%d", g.Incarnation, g.Sequence) }
 
-// Status is the scheduler's word for where a workload stands (RULES, "States").
+// Status is the scheduler's status of a workload (RULES, "States").
 type Status string
 
-// The ten states of a workload. Everything finer is a reason code.
+// The ten statuses of a workload. Reason codes give the details.
 const (
-	StatusPending      Status = "Pending"      // stored, not placed, or the agent has not started it yet
-	StatusScheduled    Status = "Scheduled"    // placed, the order is not acknowledged
-	StatusUpdating     Status = "Updating"     // placed and running, a newer order is not acknowledged
-	StatusRunning      Status = "Running"      // as its agent reports
-	StatusStopped      Status = "Stopped"      // as its agent reports
-	StatusFailed       Status = "Failed"       // as its agent reports, or attempts exhausted
-	StatusUnknown      Status = "Unknown"      // the node's lease ended and the workload stays bound to it
+	StatusPending      Status = "Pending"      // not placed, or its agent has not started it yet
+	StatusScheduled    Status = "Scheduled"    // placed; the order is not acknowledged
+	StatusUpdating     Status = "Updating"     // placed and running; a newer order is not acknowledged
+	StatusRunning      Status = "Running"      // reported by its agent
+	StatusStopped      Status = "Stopped"      // reported by its agent
+	StatusFailed       Status = "Failed"       // reported by its agent, or attempts exhausted
+	StatusUnknown      Status = "Unknown"      // the lease of its node ended; the workload stays bound to the node
 	StatusRetryPending Status = "RetryPending" // waits for Retry.NextAt
-	StatusDeleting     Status = "Deleting"     // marked for deletion, some node may still hold it
-	StatusDeleted      Status = "Deleted"      // only ever in events and mirrors: a deleted record is removed
+	StatusDeleting     Status = "Deleting"     // marked for deletion; a node may still hold it
+	StatusDeleted      Status = "Deleted"      // only in events and mirrors: the record of a deleted workload is removed
 )
 
-// Desired is what the user wants.
+// Desired is the state that the user asked for.
 type Desired string
 
 // The desired states.
@@ -67,7 +66,7 @@ const (
 	DesiredDeleted Desired = "Deleted"
 )
 
-// Actual is a node's word for one workload.
+// Actual is the state of a workload as its node reports it.
 type Actual string
 
 // The actual states.
@@ -94,7 +93,7 @@ const (
 // Mode of the control plane (fsm/DESIGN.md).
 type Mode string
 
-// The modes; degraded and recovery are frozen.
+// The modes. Degraded and recovery are frozen.
 const (
 	ModeNormal   Mode = "normal"
 	ModeDegraded Mode = "degraded"
@@ -104,25 +103,25 @@ const (
 // Frozen reports whether m refuses user mutations.
 func (m Mode) Frozen() bool { return m != ModeNormal }
 
-// Lost-lease policies of exclusive workloads.
+// Policies of exclusive workloads for the end of their node's lease.
 const (
 	OnLostLeaseKeep = "keep"
 	OnLostLeaseStop = "stop"
 )
 
-// Label is one key=value pair. Slices of them are sorted by key, keys distinct.
+// Label is one key=value pair. A slice of labels is sorted by key, and its keys are distinct.
 type Label struct{ Key, Value string }
 
-// Constraint is a placement rule over a node's labels. Op is one of
-// =, !=, in, not-in, exists, not-exists.
+// Constraint is a placement rule over the labels of a node. Op is one of =, !=, in, not-in,
+// exists, not-exists.
 type Constraint struct {
 	Key    string
 	Op     string
 	Values []string
 }
 
-// Taint repels workloads that do not tolerate it. Effect is NoSchedule or
-// PreferNoSchedule; as a toleration, an empty Value or Effect matches any.
+// Taint repels workloads that do not tolerate it. Effect is NoSchedule or PreferNoSchedule. In a
+// toleration, an empty Value or Effect matches any.
 type Taint struct{ Key, Value, Effect string }
 
 // HostPort is a port on the host that a workload publishes. Protocol is tcp or udp.
@@ -131,13 +130,13 @@ type HostPort struct {
 	Protocol string
 }
 
-// Demand is all that the planner knows of a spec (spec/DESIGN.md).
+// Demand is the part of a spec that the planner reads (spec/DESIGN.md).
 type Demand struct {
 	Type           string // container, compose or vm
 	CPU            int64  // millicores
 	Memory         int64  // MiB
 	Disk           int64  // GB
-	Pool           string // storage pool; empty = the node's first
+	Pool           string // storage pool; empty = the first pool of the node
 	StorageDrivers []string
 	Ports          []HostPort
 	Labels         []Label // the node must carry all of them
@@ -147,11 +146,10 @@ type Demand struct {
 	Exclusive      bool
 	OnLostLease    string // keep or stop
 	Priority       int32
-	PortNames      []PortName // sorted by name; for DNS
+	PortNames      []PortName // sorted by name; read by DNS only
 }
 
-// Reason says why a workload or node is as it is: a code to match on and a
-// sentence to read.
+// Reason explains the status of a workload or node: Code is for programs, Message for people.
 type Reason struct {
 	Code      string
 	Message   string
@@ -159,40 +157,40 @@ type Reason struct {
 	Retryable bool
 }
 
-// Reason codes that the state machine or the planner set. An agent's failure
-// classes (contract/semantics.md section 9) are codes too.
+// Reason codes that the state machine or the planner sets. The failure classes of agents
+// (contract/semantics.md section 9) are reason codes too.
 const (
-	CodeUnplaced          = "Unplaced"          // no node fits; Message counts why
-	CodeNodeLost          = "NodeLost"          // its node's lease ended
+	CodeUnplaced          = "Unplaced"          // no node fits; Message counts the causes
+	CodeNodeLost          = "NodeLost"          // the lease of its node ended
 	CodeAwaitFailover     = "AwaitFailover"     // exclusive: waits for `persysctl node fence`
-	CodeAwaitStop         = "AwaitStop"         // waits until a node has stopped it, the former or, for what is to be stopped, a lost one
+	CodeAwaitStop         = "AwaitStop"         // waits until its former node, or the lost node it is bound to, has stopped it
 	CodeDraining          = "Draining"          // moved off a draining node
 	CodeDoesNotFit        = "DoesNotFit"        // its node no longer satisfies the changed demand
 	CodeBackoff           = "BackoffWait"       // RetryPending until NextAt
 	CodeExhausted         = "RetriesExhausted"  // attempts used up
 	CodePermanentFailure  = "PermanentFailure"  // a retry cannot help: change the spec
-	CodeMissing           = "Missing"           // its node no longer has it
-	CodeDispatchFailed    = "dispatch_failed"   // the agent could not be told
-	CodeDeleting          = "Deleting"          // waits for its node to let go
+	CodeMissing           = "Missing"           // its node no longer has the workload
+	CodeDispatchFailed    = "dispatch_failed"   // the order could not be sent to the agent
+	CodeDeleting          = "Deleting"          // waits until its node has removed it
 	CodeNodeRemoved       = "NodeRemoved"       // its node was removed
-	CodePreempted         = "Preempted"         // made room for a higher priority
+	CodePreempted         = "Preempted"         // evicted for a workload of higher priority
 	CodeApplyRefused      = "ApplyRefused"      // the agent refused the order
 	CodeUserStop          = "UserStop"          // desired Stopped
 	CodeUserRetry         = "UserRetry"         // persysctl retry
-	CodeRuntimeNotOffered = "RuntimeNotOffered" // node lost that workload type
-	CodeApplyTimeout      = "ApplyTimeout"      // accepted, and not there in time
-	CodeDeleteTimeout     = "DeleteTimeout"     // to be gone, and not gone in time
+	CodeRuntimeNotOffered = "RuntimeNotOffered" // its node no longer offers the workload type
+	CodeApplyTimeout      = "ApplyTimeout"      // the agent accepted the order and did not carry it out in time
+	CodeDeleteTimeout     = "DeleteTimeout"     // the agent did not remove the deleted workload in time
 )
 
-// PortName is a service name of a port.
+// PortName gives a published port a service name.
 type PortName struct {
 	Name          string
 	ContainerPort uint16
 	Protocol      string
-	HostPort      uint16 // 0 = whatever it is published as
+	HostPort      uint16 // 0 = any host port
 }
 
-// Names reports whether the name is that of a published port.
+// Names reports whether n names the published port p.
 func (n PortName) Names(p PortBinding) bool {
 	return n.ContainerPort == p.ContainerPort && n.Protocol == orTCP(p.Protocol) && (n.HostPort == 0 || n.HostPort == p.HostPort)
 }
@@ -204,24 +202,24 @@ func orTCP(protocol string) string {
 	return protocol
 }
 
-// PortBinding is a port as published by the runtime.
+// PortBinding is a port that the runtime has published.
 type PortBinding struct {
 	HostPort      uint16
 	ContainerPort uint16
 	Protocol      string
 }
 
-// What Observation.Health says of a workload that has health checks.
+// Values of Observation.Health for workloads with health checks.
 const (
 	Healthy        = "healthy"
 	Unhealthy      = "unhealthy"
 	HealthStarting = "starting"
 )
 
-// Observation is the last accepted report of the node that has the workload.
+// Observation is the last accepted report from the node of a workload.
 type Observation struct {
 	State        Actual
-	Generation   Generation // generation it speaks of
+	Generation   Generation // of the order that the report is about
 	Code         string     // failure class, empty if none
 	Message      string
 	Failure      int32 // control.v1 FailureReason
@@ -229,32 +227,30 @@ type Observation struct {
 	RestartCount int32
 	Addresses    []string
 	Ports        []PortBinding
-	Health       string // Healthy, Unhealthy, HealthStarting; empty where nothing is checked
-	At           int64  // Unix nanoseconds, agent's clock
+	Health       string // Healthy, Unhealthy or HealthStarting; empty without health checks
+	At           int64  // Unix nanoseconds on the agent's clock
 }
 
-// unobserved is the Actual of what no node has spoken of; never changed.
+// unobserved is the Actual of workloads that no node has reported. It is never changed.
 var unobserved = &Observation{}
 
-// Retry is the backoff of one workload. The leader chooses NextAt and the log
-// carries it.
+// Retry is the backoff of one workload. The leader computes NextAt and writes it to the log.
 type Retry struct {
 	Attempts       int32
 	MaxAttempts    int32
 	NextAt         int64 // Unix nanoseconds; 0 = none scheduled
 	FirstFailureAt int64 // Unix nanoseconds; 0 = no failure since the last success
-	Terminal       bool  // no more retries until the user acts, or it has run for a while
-	// StableSince is since when it runs after failures that still count, Unix
-	// nanoseconds; 0 = it does not, or none count.
+	Terminal       bool  // no more retries until the user acts or the failures are cleared
+	// StableSince is the time since which the workload has run without interruption after
+	// failures, Unix nanoseconds; 0 = it does not run, or it has no failures to clear.
 	StableSince int64
 	Verdict     Verdict // why Terminal is set
 }
 
-// Verdict is the planner's last word on a workload that it gave up.
+// Verdict is the reason for which the planner gave up a workload.
 type Verdict struct{ Code, Message string }
 
-// AgentAction is one task of an agent. Times are Unix seconds on its clock, 0 =
-// not yet.
+// AgentAction is one task of an agent. Times are Unix seconds on the agent's clock; 0 = not yet.
 type AgentAction struct {
 	TaskID    string
 	Workload  string
@@ -266,22 +262,22 @@ type AgentAction struct {
 	EndedAt   int64
 }
 
-// NodeAudit says up to where the tasks of a node have become events.
+// NodeAudit is the position up to which the tasks of a node have become events.
 type NodeAudit struct {
 	Node    string
-	EndedAt int64    // Unix seconds: no task that ended before is new
-	Tasks   []string // that ended in that second and are known, sorted
+	EndedAt int64    // Unix seconds; tasks that ended earlier have become events
+	Tasks   []string // tasks that ended in this second and have become events, sorted
 }
 
-// Workload is one record. A published Workload is never changed; Apply makes a
-// new one.
+// Workload is the record of one workload. A published Workload is never changed: Apply replaces
+// it with a new one.
 type Workload struct {
 	ID             string
 	Spec           []byte // opaque, secrets sealed
 	Content        string // c1:<64 hex>
 	CallerRevision string
-	Namespace      string  // "" is default; see In
-	Demand         *Demand // never nil in a State, never changed: versions of a record share it
+	Namespace      string  // "" is the default namespace; see In
+	Demand         *Demand // never nil in a State and never changed, because versions of a record share it
 	Desired        Desired
 	Status         Status
 	Reason         Reason
@@ -289,31 +285,31 @@ type Workload struct {
 	PreviousNode   string
 	Generation     Generation
 	Acknowledged   bool         // the node accepted the order of this Generation
-	Restarts       uint32       // -r counter in Revision; advanced by Retry
-	Actual         *Observation // as Demand
+	Restarts       uint32       // -r counter in Revision; advanced by a retry
+	Actual         *Observation // never nil in a State and never changed
 	FormerPorts    []HostPort   // see ports.go
 	Retry          Retry
 	CreatedAt      int64 // Unix nanoseconds, as are the next two
 	UpdatedAt      int64
 	AssignedAt     int64
-	AcknowledgedAt int64 // its node accepted the order of this Generation then; 0 = it has not, or nobody noted it
-	// Unguarded: its node may still run it as something that it does not stop with its
-	// lease, because it has not accepted the order that says so.
+	AcknowledgedAt int64 // when the node accepted the order of this Generation; 0 = it has not, or the time is unknown
+	// Unguarded is set while the node may not stop the workload when its lease ends, because
+	// it has not accepted the order that says so.
 	Unguarded   bool
 	CreateIndex uint64
 	ModifyIndex uint64
-	Actions     []AgentAction // what its agent had done when it was last too late, newest first
+	Actions     []AgentAction // tasks of its agent at the last timeout, newest first
 
-	history *history // former specifications, see revisions.go; nil for none
+	history *history // former specifications (revisions.go); nil if there are none
 }
 
-// Bare is a workload of which nothing but its id is known: one that is gone.
+// Bare returns a record with nothing but an id, for a workload that has no record.
 func Bare(id string) *Workload {
 	return &Workload{ID: id, Demand: &Demand{}, Actual: unobserved}
 }
 
-// Revision is what agents see: c1-<16 hex>, and -r<n> after n forced restarts
-// (spec/DESIGN.md). Agents skip an unchanged revision.
+// Revision returns the revision that agents compare: c1-<16 hex>, followed by -r<n> after n
+// forced restarts (spec/DESIGN.md). Agents skip an unchanged revision.
 func (w *Workload) Revision() string {
 	c := w.Content
 	if len(c) > 3 && c[:3] == "c1:" {
@@ -328,52 +324,52 @@ func (w *Workload) Revision() string {
 	return fmt.Sprintf("c1-%s-r%d", c, w.Restarts)
 }
 
-// Pool is storage that a node offers, GB.
+// Pool is a storage pool that a node offers. Total is in GB.
 type Pool struct {
 	Name  string
 	Type  string
 	Total int64
 }
 
-// NodeFacts is what a node said of itself when it registered.
+// NodeFacts holds the facts that a node reported when it registered.
 type NodeFacts struct {
 	Endpoint       string // host:port of its gRPC server
 	CPU            int64  // millicores that workloads may use
 	Memory         int64  // MiB that workloads may use
 	Pools          []Pool
-	Types          []string // container, compose, vm; empty = a legacy node: all but vm
+	Types          []string // container, compose, vm; empty = a legacy node, which offers all but vm
 	StorageDrivers []string
 	Labels         []Label
 	Taints         []Taint
-	EngineID       string // nodes with one engine share its host ports
+	EngineID       string // nodes that report the same engine share its host ports
 	AgentVersion   string
-	InstanceID     string // lives with the agent's data directory
-	Protocol       uint32 // 0 = legacy v1 peer; 1 = knows epochs and generations
+	InstanceID     string // stored in the agent's data directory
+	Protocol       uint32 // 0 = legacy v1 peer; 1 = uses epochs and generations
 	SelfFencing    bool
-	FenceBound     uint32 // with SelfFencing: seconds after its lease within which it has stopped what it is to stop
+	FenceBound     uint32 // with SelfFencing: seconds after the end of its lease within which it stops workloads with on_lost_lease stop
 	Timestamp      string // RFC 3339, as sent
 	LeaseSeconds   int64
 }
 
-// Node is one record; published Nodes are never changed.
+// Node is the record of one node. A published Node is never changed.
 type Node struct {
 	ID            string
 	Facts         NodeFacts
 	Up            bool
 	Draining      bool
 	Cordoned      bool
-	Fenced        bool     // since it went down: what it ran is known to be dead
-	Lacks         []string // types that it refused since it registered, sorted
+	Fenced        bool     // a person stated, since the node went down, that its workloads are dead
+	Lacks         []string // workload types that the node refused since it registered, sorted
 	Reason        string
 	UpdatedBy     string // register, heartbeat, monitor or reconciler
 	UpdatedAt     int64  // Unix nanoseconds, as are the next two
-	LastHeartbeat int64  // at the last transition only
+	LastHeartbeat int64  // as of the last transition; not updated by every heartbeat
 	RegisteredAt  int64
 	CreateIndex   uint64
 	ModifyIndex   uint64
 }
 
-// Status derives the node's state; a heartbeat never clears Draining.
+// Status derives the status of the node. A heartbeat never clears Draining.
 func (n *Node) Status() NodeStatus {
 	switch {
 	case !n.Up:
@@ -387,8 +383,8 @@ func (n *Node) Status() NodeStatus {
 // Schedulable reports whether new work may be placed on n.
 func (n *Node) Schedulable() bool { return n.Up && !n.Draining && !n.Cordoned }
 
-// Engine is the key under which host ports are reserved: the engine's id, or
-// the node's own id when it reported none.
+// Engine returns the key under which host ports are reserved: the id of the engine, or a key made
+// of the node's id if the node reported no engine.
 func (n *Node) Engine() string {
 	if n.Facts.EngineID != "" {
 		return n.Facts.EngineID
@@ -396,36 +392,36 @@ func (n *Node) Engine() string {
 	return "node:" + n.ID
 }
 
-// Alloc is what is promised on one node: the demands of the workloads assigned
-// to it and of the residuals it may still run. Derived; Check recomputes it.
+// Alloc is the sum of the resources reserved on one node: the demands of the workloads assigned
+// to it and of its residuals. It is derived; Check recomputes it.
 type Alloc struct {
 	CPU       int64 // millicores
 	Memory    int64 // MiB
 	Disk      []PoolUse
-	Workloads int // assigned
-	Residuals int
+	Workloads int // number of assigned workloads
+	Residuals int // number of residuals
 }
 
-// PoolUse is GB promised of one pool; sorted by Pool.
+// PoolUse is the storage reserved in one pool, in GB. Slices of it are sorted by Pool.
 type PoolUse struct {
 	Pool string
 	GB   int64
 }
 
-// Residual is something that a node may still run although it should not:
-// evicted, moved or deleted, and not yet reported gone. Its demand stays
-// reserved until then.
+// Residual is a workload that was evicted, moved or deleted and that its former node may still
+// run. Its demand stays reserved until the node reports that it is gone.
 type Residual struct {
 	Node       string
 	Workload   string
-	Generation Generation // the agent must forget everything up to this one
+	Generation Generation // the agent must remove instances of this generation and of earlier ones
 	Engine     string
 	Demand     Demand
 	Since      int64 // Unix nanoseconds
 	Reason     string
 }
 
-// Replica is a scheduler as it announced itself. Voters are Raft's to say.
+// Replica is the announcement of one scheduler. Only the Raft configuration says which replicas
+// vote.
 type Replica struct {
 	ID           string // Raft server id
 	Name         string
@@ -438,7 +434,7 @@ type Replica struct {
 	FeatureLevel uint32
 }
 
-// Event is one line of history. Details are sorted by key.
+// Event is one entry of the history. Details are sorted by key.
 type Event struct {
 	Seq      uint64
 	Index    uint64
@@ -450,11 +446,12 @@ type Event struct {
 	Message  string
 	By       string
 	Details  []Label
-	// Namespace of its workload, or that it is about; "" is default, or none.
+	// Namespace is the namespace of Workload, or the one that the event is about; "" is the
+	// default namespace, or none.
 	Namespace string
 }
 
-// Event types. The first six are the contract's (contract/state-etcd.md).
+// Event types. The contract defines the first six (contract/state-etcd.md).
 const (
 	EventWorkloadScheduled = "WorkloadScheduled"
 	EventWorkloadFailed    = "WorkloadFailed"
@@ -470,7 +467,7 @@ const (
 	EventWorkloadDeleted   = "WorkloadDeleted"
 	EventWorkloadUnplaced  = "WorkloadUnplaced"
 	EventWorkloadEvicted   = "WorkloadEvicted"
-	EventWorkloadStable    = "WorkloadStable" // has run for long enough: its failures are forgotten
+	EventWorkloadStable    = "WorkloadStable" // it ran without interruption for long enough, so its failures were cleared
 	EventAgentAction       = "AgentAction"
 	EventDriftResolved     = "DriftResolved"
 	EventNodeRegistered    = "NodeRegistered"
@@ -500,23 +497,23 @@ const (
 	EventJoinRefused        = "JoinRefused"
 	EventCertificateRenewed = "CertificateRenewed"
 	EventRevoked            = "Revoked"
-	EventCallRefused        = "CallRefused"   // before it became a command
-	EventCallMade           = "CallMade"      // by somebody, of a call that makes no command; with an error once it failed
-	EventSessionOpened      = "SessionOpened" // by a person in a workload: a command or its console
+	EventCallRefused        = "CallRefused"   // an API call was refused before it became a command
+	EventCallMade           = "CallMade"      // an API call that makes no command; with an error if it failed
+	EventSessionOpened      = "SessionOpened" // a user opened a console or ran a command in a workload
 	EventSessionClosed      = "SessionClosed"
 	EventNamespaceCreated   = "NamespaceCreated"
 	EventNamespaceChanged   = "NamespaceChanged"
 	EventNamespaceDeleted   = "NamespaceDeleted"
-	EventRolloutStarted     = "RolloutStarted" // of a group, member by member
+	EventRolloutStarted     = "RolloutStarted" // a member-by-member update of a group began
 	EventRolloutSuperseded  = "RolloutSuperseded"
-	EventRolloutPaused      = "RolloutPaused" // Message says why
+	EventRolloutPaused      = "RolloutPaused" // Message holds the cause
 	EventRolloutResumed     = "RolloutResumed"
 	EventRolloutReverting   = "RolloutReverting"
 	EventRolloutCompleted   = "RolloutCompleted"
-	EventMirrorRestored     = "MirrorRestored" // a person had the state written back into etcd
+	EventMirrorRestored     = "MirrorRestored" // a user had the state written to etcd
 	EventCoreDNSLost        = "CoreDNSLost"
 	EventCoreDNSBack        = "CoreDNSBack"
-	EventMutation           = "Mutation" // one that was refused or changed nothing; Reason is the result
+	EventMutation           = "Mutation" // an API mutation that was refused or changed nothing; Reason is the result
 )
 
 // Info is the part of the state that is not a table.
@@ -525,24 +522,24 @@ type Info struct {
 	Incarnation          uint64
 	Shard                string
 	Sequence             uint64 // last generation sequence handed out
-	Clock                int64  // Unix nanoseconds; max over every command's At
+	Clock                int64  // Unix nanoseconds; the maximum of At over all commands
 	Mode                 Mode
 	ModeReason           string
 	ModeChangedAt        int64
 	FeatureLevel         uint32
-	Digest               uint64 // divergence digest up to Index (fsm/DESIGN.md)
+	Digest               uint64 // divergence digest at Index (fsm/DESIGN.md)
 	EventSeq             uint64
 	ReceiptSeq           uint64
 	ReceiptsDroppedUntil int64  // Unix milliseconds, UUIDv7 time of the newest dropped receipt
 	Index                uint64 // last applied log index
-	Term                 uint64 // its term
-	MirrorEtcd           uint64 // cluster id of the etcd that has held the whole mirror, 0 = none
+	Term                 uint64 // term of the entry at Index
+	MirrorEtcd           uint64 // cluster id of the etcd that has held the whole mirror; 0 = none
 	ModePinned           bool   // a person set the mode; see commandv1.SetMode
-	ClusterKeyID         string // of the key that seals secrets; empty: not pinned yet
+	ClusterKeyID         string // id of the key that seals secrets; empty = not pinned yet
 	TrustVersion         uint64 // advances when authorities, tokens, admissions, revocations or gossip keys change
-	GossipRing           string // keys of gossip, sealed under the cluster key; empty: the one that follows from it
+	GossipRing           string // gossip keys, sealed under the cluster key; empty = the key derived from the cluster key
 	GossipVersion        uint64 // advances with every change of GossipRing
 }
 
-// Epoch of commands applied at this state.
+// Epoch returns the epoch of this state.
 func (m Info) Epoch() Epoch { return Epoch{Incarnation: m.Incarnation, Term: m.Term} }

@@ -2,9 +2,9 @@ package fsm
 
 import "github.com/persys/compute/fsm/rollout"
 
-// View is a consistent, read-only picture of the state at one index. Taking one
-// is O(1) and never blocks Apply; it stays valid and unchanged for as long as it
-// is held. Records are shared: callers must not modify what the pointers show.
+// View is a consistent, read-only snapshot of the state at one index. Taking a View is O(1) and
+// never blocks Apply. A View stays valid and unchanged for as long as it is held. Records are
+// shared: callers must not modify them.
 //
 // Scans call fn in key order until it returns false.
 type View interface {
@@ -16,24 +16,24 @@ type View interface {
 	StatusCount(s Status) int // workloads in this status, O(1)
 	WorkloadsOn(node string, fn func(*Workload) bool)
 	Group(group string, fn func(*Workload) bool)
-	// Pending scans workloads that ought to be placed and are not, by descending
-	// priority, then by age of the demand (CreateIndex), then id.
+	// Pending scans workloads that wait for placement, by descending priority, then by
+	// CreateIndex, then by id.
 	Pending(fn func(*Workload) bool)
 	PendingCount() int
-	// Unacknowledged scans placed workloads whose present generation the node has
-	// not accepted yet.
+	// Unacknowledged scans placed workloads whose present generation is not yet accepted by
+	// their node.
 	Unacknowledged(fn func(*Workload) bool)
 	// RetryDue scans workloads with Retry.NextAt in (0, until], earliest first.
 	RetryDue(until int64, fn func(*Workload) bool)
-	// NextRetry is the earliest Retry.NextAt, 0 if none.
+	// NextRetry returns the earliest Retry.NextAt; 0 if there is none.
 	NextRetry() int64
 
 	Node(id string) (*Node, bool)
 	Nodes(after string, fn func(*Node) bool)
 	NodeCount() int
 	Alloc(node string) Alloc
-	// PortHolder says which workload holds a host port of an engine ("" = free),
-	// and on which node; residuals hold theirs until they are gone.
+	// PortHolder returns the workload that holds a host port of an engine and its node; "" if
+	// the port is free. Residuals hold their ports until they are gone.
 	PortHolder(engine string, p HostPort) (workload, node string)
 
 	Residual(node, workload string) (*Residual, bool)
@@ -41,23 +41,25 @@ type View interface {
 	ResidualsOf(workload string, fn func(*Residual) bool) // of one workload
 	ResidualCount() int
 
-	// Tombstone returns what is remembered of a deleted workload.
+	// Tombstone returns the tombstone of a deleted workload.
 	Tombstone(workload string) (*Tombstone, bool)
 	Tombstones(fn func(*Tombstone) bool) // by workload
 	TombstoneCount() int
 
-	// Namespace returns one namespace, and Namespaces scans all, the default one too; see
-	// namespaces.go. NamespacesOf are those that a user is confined to, none: it is not.
+	// Namespace returns one namespace. Namespaces scans all of them, with the default
+	// namespace. NamespacesOf returns the namespaces that a user is confined to; a user
+	// without any acts everywhere. See namespaces.go.
 	Namespace(name string) (*Namespace, bool)
 	Namespaces(fn func(*Namespace) bool)
 	UseOf(namespace string) Use
 	NamespacesOf(user string) []string
 
-	// Revisions are the specifications of a workload that are known, oldest first.
+	// Revisions returns the recorded specifications of a workload, oldest first.
 	Revisions(workload string) []Revision
 
-	// Rollout is the last update of a group that went through it member by member, Rolling
-	// scans those that go on, and Seen is what they look at; see rollouts.go.
+	// Rollout returns the last member-by-member update of a group. Rolling scans the running
+	// updates. Seen returns the facts about a member that an update depends on. See
+	// rollouts.go.
 	Rollout(group string) (*rollout.Rollout, bool)
 	Rolling(fn func(*rollout.Rollout) bool)
 	Seen(id string) rollout.Seen
@@ -65,8 +67,7 @@ type View interface {
 	Replica(id string) (*Replica, bool)
 	Replicas(fn func(*Replica) bool)
 
-	// Authorities, tokens, admissions and revocations are what join and renew
-	// certificates; see trust.go.
+	// The tables that issue, renew and revoke certificates; see trust.go.
 	Authority(id string) (*Authority, bool)
 	Authorities(fn func(*Authority) bool)
 	Issuer(now int64) (*Authority, bool)
@@ -78,13 +79,13 @@ type View interface {
 	RevokedIdentity(role, name string) (*Revocation, bool)
 	RevokedCertificate(fingerprint string) (*Revocation, bool)
 
-	// Events scans kept events with Seq > after, oldest first.
+	// Events scans the kept events with Seq > after, oldest first.
 	Events(after uint64, fn func(*Event) bool)
-	// EventsBack scans kept events newest first.
+	// EventsBack scans the kept events, newest first.
 	EventsBack(fn func(*Event) bool)
 
-	// AuditedUntil is the Unix second in which the last known task of a node
-	// ended, on the agent's clock; 0 = none is known.
+	// AuditedUntil returns the Unix second in which the last recorded task of a node ended, on
+	// the agent's clock; 0 if none is recorded. NodeAudit returns the whole record.
 	AuditedUntil(node string) int64
 	NodeAudit(node string) (*NodeAudit, bool)
 
