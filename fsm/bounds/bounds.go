@@ -1,5 +1,5 @@
-// Package bounds says what the fields of commands may hold: ids, amounts, ports and
-// lengths. It knows no state: whether a command fits the present one is judged by fsm.
+// Package bounds checks the fields of commands: ids, amounts, ports and lengths. It does not read
+// the state. Package fsm checks a command against the present state.
 package bounds
 
 import (
@@ -9,20 +9,20 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// Limits of what a command may carry. The edge refuses earlier and with a better
-// place to point at; these keep sums from overflowing and keys unambiguous.
+// Limits of the fields of a command. They keep sums from overflowing and keys unambiguous. The API
+// checks requests earlier and can name the field of the request.
 const (
 	MaxCPU     = 1_000_000_000     // millicores
 	MaxMemory  = 1_000_000_000_000 // MiB
 	MaxDisk    = 1_000_000_000_000 // GB
-	MaxSpec    = 1 << 20           // bytes; RULES allow the edge 512 KiB before sealing
+	MaxSpec    = 1 << 20           // bytes; RULES limits the spec in a request to 512 KiB before sealing
 	maxContent = 256               // bytes
 )
 
-// IDRule is what ValidID holds ids of workloads and nodes to (RULES, "Ids").
+// IDRule is the pattern that ValidID checks (RULES, "Ids").
 const IDRule = "[A-Za-z0-9][A-Za-z0-9_.-]{0,127}"
 
-// ValidID reports whether a workload, a node or a group may have that id.
+// ValidID reports whether id is a valid id of a workload, node or group.
 func ValidID(id string) bool {
 	if len(id) == 0 || len(id) > 128 {
 		return false
@@ -39,7 +39,7 @@ func ValidID(id string) bool {
 	return true
 }
 
-// PutsFault names what is wrong with the fields of PutWorkloads, "" if nothing is.
+// PutsFault describes the first invalid field of a PutWorkloads command; "" if all are valid.
 func PutsFault(puts []*commandv1.WorkloadPut, group string) string {
 	if len(puts) == 0 && group == "" {
 		return "workloads: at least one is needed"
@@ -64,7 +64,8 @@ func PutsFault(puts []*commandv1.WorkloadPut, group string) string {
 	return ""
 }
 
-// PutFault is PutsFault for one of them, but for its id.
+// PutFault describes the first invalid field of one workload; "" if all are valid. It does not
+// check the id.
 func PutFault(p *commandv1.WorkloadPut, group string) string {
 	d := p.GetDemand()
 	switch {
@@ -125,10 +126,10 @@ func PutFault(p *commandv1.WorkloadPut, group string) string {
 	return ""
 }
 
-// maxPortNames bounds the named ports of one workload.
+// maxPortNames is the largest number of named ports of one workload.
 const maxPortNames = 512
 
-// PortNamesFault names what is wrong with the named ports of puts, "" if nothing is.
+// PortNamesFault describes the first invalid named port in puts; "" if all are valid.
 func PortNamesFault(puts []*commandv1.WorkloadPut) string {
 	for _, put := range puts {
 		names := put.GetDemand().GetPortNames()
@@ -146,11 +147,11 @@ func PortNamesFault(puts []*commandv1.WorkloadPut) string {
 	return ""
 }
 
-// ServiceNameRule is what ValidServiceName holds names to (RFC 6335, 5.1; lower case,
-// because DNS does not tell it from upper case).
+// ServiceNameRule describes the names that ValidServiceName accepts: those of RFC 6335, 5.1, in
+// lower case, because DNS ignores case.
 const ServiceNameRule = "1 to 15 of a-z, 0-9 and single hyphens between them, at least one of them a letter"
 
-// ValidServiceName reports whether a port may have that name.
+// ValidServiceName reports whether s is a valid name of a port.
 func ValidServiceName(s string) bool {
 	if s == "" || len(s) > 15 || s[0] == '-' || s[len(s)-1] == '-' || strings.Contains(s, "--") {
 		return false
@@ -168,13 +169,14 @@ func ValidServiceName(s string) bool {
 	return letter
 }
 
-// Limits of what a node may say of itself.
+// Limits of the facts in a registration.
 const (
 	maxFacts    = 256  // entries of each list
 	maxFactText = 1024 // bytes of each string
 )
 
-// OversizedNode names what a registration has too much of, "" for nothing.
+// OversizedNode describes the first list or text of a registration that exceeds its limit; "" if
+// none does.
 func OversizedNode(b *commandv1.RegisterNode) string {
 	for _, l := range [...]struct {
 		field   string
@@ -214,7 +216,7 @@ func OversizedNode(b *commandv1.RegisterNode) string {
 	return long
 }
 
-// NodeFault names what is wrong with the fields of RegisterNode, "" if nothing is.
+// NodeFault describes the first invalid field of a RegisterNode command; "" if all are valid.
 func NodeFault(b *commandv1.RegisterNode) string {
 	switch {
 	case !ValidID(b.GetId()):

@@ -1,43 +1,45 @@
-// Package queue keeps records in the order in which they came, the newest at the end, the
-// oldest going first. What it holds stands in blocks, one record after another: to append
-// costs no search and next to no memory, and a copy for the next state shares the blocks.
+// Package queue implements a first-in, first-out queue of records that is cheap to copy. Records
+// are stored in blocks of fixed size. Append needs no search and little memory, and copies share
+// the blocks.
 package queue
 
 import "slices"
 
-// Queue is the records at one moment. The zero value is empty. Append and Drop change it,
-// and what Copy returned before stays as it was: a state that others read is copied before it
-// is changed, by one goroutine at a time per lineage of copies.
+// Queue holds the records of one state. The zero value is an empty queue. Append and Drop change a
+// queue, but no copy of it. A queue that other goroutines read must be copied before it is changed.
+// Only one goroutine at a time may change the queues of one lineage: a queue and everything made
+// from it with Copy.
 type Queue[V any] struct {
-	blocks []*block[V] // all full but the last; never changed in place
-	skip   int         // records of the first block that are gone
-	tail   int         // records of the last block that are of this queue
+	blocks []*block[V] // all but the last are full; the slice is never changed in place
+	skip   int         // dropped records of the first block
+	tail   int         // records of the last block that belong to this queue
 }
 
-// block holds records in a row. What has been put there stays; what follows is free for the
-// one queue whose tail is at filled.
+// block holds consecutive records. Records below filled never change. Only a queue whose tail
+// equals filled may append to the block.
 type block[V any] struct {
 	records [size]V
 	filled  int
 }
 
-// size is how many records stand in a block, and so how many one that is kept for long keeps.
+// size is the number of records per block. One live record pins its whole block.
 const size = 64
 
-// Copy is for changing, and costs next to nothing.
+// Copy returns a copy of the same lineage, which may be changed. It shares the blocks, so its cost
+// does not depend on the length of the queue.
 func (q *Queue[V]) Copy() *Queue[V] {
 	c := *q
 	return &c
 }
 
-// Clone is a copy in a lineage of its own.
+// Clone returns a copy in a new lineage. It copies the last block.
 func (q *Queue[V]) Clone() *Queue[V] {
 	c := q.Copy()
 	c.part()
 	return c
 }
 
-// part puts a copy of the last block in its place.
+// part replaces the last block with a copy that only this queue appends to.
 func (q *Queue[V]) part() {
 	if n := len(q.blocks); n > 0 {
 		mine := &block[V]{filled: q.tail}
@@ -46,7 +48,7 @@ func (q *Queue[V]) part() {
 	}
 }
 
-// Len is the number of records.
+// Len returns the number of records.
 func (q *Queue[V]) Len() int {
 	if len(q.blocks) == 0 {
 		return 0
@@ -54,18 +56,18 @@ func (q *Queue[V]) Len() int {
 	return (len(q.blocks)-1)*size + q.tail - q.skip
 }
 
-// At is the record that i came before, 0 <= i < Len. It must not be changed.
+// At returns record i, 0 <= i < Len; 0 is the oldest. The record must not be changed.
 func (q *Queue[V]) At(i int) *V {
 	i += q.skip
 	return &q.blocks[i/size].records[i%size]
 }
 
-// Append puts v at the end and returns it as it is kept.
+// Append adds v at the end and returns a pointer to the stored record.
 func (q *Queue[V]) Append(v V) *V {
 	if n := len(q.blocks); n == 0 || q.tail == size {
 		q.blocks, q.tail = append(slices.Clip(q.blocks), &block[V]{}), 0
 	} else if q.blocks[n-1].filled != q.tail {
-		q.part() // another copy went on from here
+		q.part() // another copy has appended to this block
 	}
 	last := q.blocks[len(q.blocks)-1]
 	kept := &last.records[q.tail]
@@ -75,7 +77,7 @@ func (q *Queue[V]) Append(v V) *V {
 	return kept
 }
 
-// Drop removes the oldest records but n.
+// Drop removes the oldest records until at most n are left.
 func (q *Queue[V]) Drop(n int) {
 	gone := q.Len() - n
 	if gone <= 0 {

@@ -1,5 +1,5 @@
-// Package quota is the arithmetic of quotas: what workloads ask for together, and what
-// of that is more than a namespace allows.
+// Package quota adds up the demands of workloads and compares the sums with the limits of a
+// namespace.
 package quota
 
 import (
@@ -7,7 +7,8 @@ import (
 	"strings"
 )
 
-// Amounts of a namespace. As a limit, 0 means any amount.
+// Amounts are the resources that workloads demand, or the limits of a namespace. As a limit, 0
+// means any amount.
 type Amounts struct {
 	CPU       int64 // millicores
 	Memory    int64 // MiB
@@ -15,11 +16,11 @@ type Amounts struct {
 	Workloads int64
 }
 
-// Max is the largest limit of each amount: far above what one cluster runs, and low enough
-// that sums of the demands of as many workloads as there can be do not overflow.
+// Max is the largest limit of each amount. It is far above the size of any cluster, and low enough
+// that sums of demands do not overflow.
 const Max = 1 << 50
 
-// kinds are the amounts by the names of their fields.
+// kinds lists the amounts and the names of their fields.
 var kinds = [...]struct {
 	name string
 	of   func(*Amounts) *int64
@@ -30,17 +31,18 @@ var kinds = [...]struct {
 	{"workloads", func(a *Amounts) *int64 { return &a.Workloads }},
 }
 
-// Plus is a+b.
+// Plus returns a+b.
 func (a Amounts) Plus(b Amounts) Amounts {
 	return Amounts{CPU: a.CPU + b.CPU, Memory: a.Memory + b.Memory, Disk: a.Disk + b.Disk, Workloads: a.Workloads + b.Workloads}
 }
 
-// Minus is a-b.
+// Minus returns a-b.
 func (a Amounts) Minus(b Amounts) Amounts {
 	return Amounts{CPU: a.CPU - b.CPU, Memory: a.Memory - b.Memory, Disk: a.Disk - b.Disk, Workloads: a.Workloads - b.Workloads}
 }
 
-// Fault names the first amount that is no limit, "" if all are: quota.cpu_millicores: …
+// Fault describes the first amount that is not a valid limit ("quota.cpu_millicores: …"); "" if
+// all are valid.
 func (a Amounts) Fault() string {
 	for _, k := range kinds {
 		if v := *k.of(&a); v < 0 || v > Max {
@@ -50,7 +52,7 @@ func (a Amounts) Fault() string {
 	return ""
 }
 
-// Over reports whether a is more than limit allows, of anything.
+// Over reports whether any amount of a exceeds its limit.
 func (a Amounts) Over(limit Amounts) bool {
 	for _, k := range kinds {
 		if most := *k.of(&limit); most > 0 && *k.of(&a) > most {
@@ -60,9 +62,9 @@ func (a Amounts) Over(limit Amounts) bool {
 	return false
 }
 
-// Excess says what of an increase from used by asked is more than limit allows, with the
-// figures; "" if nothing is. What does not increase is never too much, also where the limit
-// is below it already: so a namespace whose quota was lowered can still shrink.
+// Excess describes the amounts that exceed their limit if used grows by asked; "" if none does.
+// An amount that does not grow is never reported, even if it is above its limit, so that a
+// namespace whose quota was lowered can still shrink.
 func Excess(used, asked, limit Amounts) string {
 	var over []string
 	for _, k := range kinds {

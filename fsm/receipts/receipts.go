@@ -1,9 +1,8 @@
-// Package receipts keeps the answers to requests: a queue, oldest first, in which an
-// answer is also found by its request.
+// Package receipts keeps the answers to requests in a queue, oldest first, with an index by
+// request id.
 //
-// There may be a million of them, so they are kept small and without pointers, which a
-// collection of garbage would follow: the bytes of many stand in one block, one after
-// another, and the index has nothing but numbers.
+// The queue may hold a million receipts. They are stored as bytes in large blocks, and the index
+// consists of numbers, so that the garbage collector has no pointers to follow.
 package receipts
 
 import (
@@ -15,43 +14,43 @@ import (
 
 // Receipt is the answer to one request.
 type Receipt struct {
-	Seq     uint64   // its place in the queue
+	Seq     uint64   // position in the queue
 	Request [16]byte // a UUIDv7
-	At      int64    // when it was judged, Unix nanoseconds
+	At      int64    // when the request was applied, Unix nanoseconds
 	Answer  []byte   // must not be changed
 }
 
-// Queue is the receipts at one moment. Use New. Append and Drop change it, and what Copy
-// returned before stays as it was: a state that others read is copied before it is
-// changed, by one goroutine at a time per lineage of copies.
+// Queue holds the receipts of one state. Use New. Append and Drop change a queue, but no copy of
+// it. A queue that other goroutines read must be copied before it is changed. Only one goroutine
+// at a time may change the queues of one lineage: a queue and everything made from it with Copy.
 type Queue struct {
 	blocks *btree.Map[uint64, *block] // by the sequence number of their first receipt
 	index  *btree.BTreeG[place]
-	// Of a queue that is not empty:
+	// The next seven fields are valid if the queue is not empty.
 	oldest Receipt
 	first  *block
-	second uint64 // Seq that the block after first begins with; 0 = there is none
-	skip   int    // bytes in first before what follows oldest
+	second uint64 // first Seq of the block after first; 0 = there is none
+	skip   int    // bytes in first up to the end of oldest
 	last   *block
-	tail   int // bytes in last that are of this queue
-	bytes  int // of all receipts
+	tail   int // bytes in last that belong to this queue
+	bytes  int // size of all receipts
 
-	next uint64 // Seq of the next one; 0 before the first
+	next uint64 // Seq of the next receipt; 0 if there has been none
 }
 
-// block holds receipts in a row. What has been written stays; what follows is free for
-// the one queue whose tail is at filled.
+// block holds consecutive receipts. Written bytes never change. Only a queue whose tail equals
+// filled may append to the block.
 type block struct {
 	data   []byte
 	filled int
 }
 
-// blockSize has room for some hundred answers about one workload.
+// blockSize is the size of a block in bytes. It holds about a hundred answers about one workload.
 const blockSize = 16 << 10
 
-// place is where the receipt of a request stands.
+// place is an entry of the index: a request id and the Seq of its receipt.
 type place struct {
-	high, low uint64 // the request
+	high, low uint64 // the request id
 	seq       uint64
 }
 
@@ -66,7 +65,7 @@ func less(a, b place) bool {
 	return a.low < b.low
 }
 
-// New is an empty queue.
+// New returns an empty queue.
 func New() *Queue {
 	return &Queue{
 		blocks: btree.NewMap[uint64, *block](0),
@@ -74,35 +73,34 @@ func New() *Queue {
 	}
 }
 
-// Copy is for changing, and costs little.
+// Copy returns a copy of the same lineage, which may be changed. It shares the blocks and is cheap.
 func (q *Queue) Copy() *Queue {
 	c := *q
 	c.blocks, c.index = q.blocks.Copy(), q.index.Copy()
 	return &c
 }
 
-// Clone is a copy in a lineage of its own.
+// Clone returns a copy in a new lineage. It copies every receipt.
 func (q *Queue) Clone() *Queue {
 	c := New()
 	q.Scan(c.Append)
 	return c
 }
 
-// Len is the number of receipts.
+// Len returns the number of receipts.
 func (q *Queue) Len() int { return q.index.Len() }
 
-// Bytes is what the receipts take.
+// Bytes returns the size of all receipts in bytes.
 func (q *Queue) Bytes() int { return q.bytes }
 
-// Last is the Seq of the newest receipt.
+// Last returns the Seq of the newest receipt.
 func (q *Queue) Last() uint64 { return q.next - 1 }
 
-// Oldest is the receipt that has been in the queue for longest.
+// Oldest returns the oldest receipt; ok is false if the queue is empty.
 func (q *Queue) Oldest() (r Receipt, ok bool) { return q.oldest, q.Len() > 0 }
 
-// Append puts a receipt at the end of the queue, and copies its Answer. It does nothing
-// and returns false for a request that is in the queue, and for a Seq that does not follow
-// the last one.
+// Append adds a receipt at the end of the queue and copies its Answer. It returns false and adds
+// nothing if the queue has a receipt for the request, or if Seq does not follow the last one.
 func (q *Queue) Append(r Receipt) bool {
 	if q.Len() > 0 && r.Seq != q.next {
 		return false
@@ -158,7 +156,7 @@ func (q *Queue) Drop() {
 	q.skip += size
 }
 
-// begin looks up the first blocks.
+// begin sets first and second from blocks.
 func (q *Queue) begin() {
 	q.first, q.second = nil, 0
 	q.blocks.Scan(func(seq uint64, b *block) bool {
@@ -171,15 +169,15 @@ func (q *Queue) begin() {
 	})
 }
 
-// headSize is what stands before the length of an answer.
+// headSize is the size of the fields before the length of the answer: request id and time.
 const headSize = 16 + 8
 
-// size is the bytes that r takes in a block.
+// size returns the bytes that r takes in a block.
 func (r *Receipt) size() int {
 	return headSize + protowire.SizeBytes(len(r.Answer))
 }
 
-// read takes the receipt that b begins with, and says how many bytes it has.
+// read decodes the receipt at the beginning of b and returns its size in bytes.
 func read(b []byte, seq uint64) (r Receipt, size int) {
 	r.Seq, r.Request, r.At = seq, [16]byte(b), int64(binary.LittleEndian.Uint64(b[16:]))
 	length, n := binary.Uvarint(b[headSize:])
@@ -189,7 +187,7 @@ func read(b []byte, seq uint64) (r Receipt, size int) {
 	return r, size
 }
 
-// Get finds the receipt of a request.
+// Get returns the receipt of a request.
 func (q *Queue) Get(request [16]byte) (r Receipt, ok bool) {
 	p, ok := q.index.Get(placeOf(request))
 	if !ok {
@@ -206,7 +204,7 @@ func (q *Queue) Get(request [16]byte) (r Receipt, ok bool) {
 	return r, true
 }
 
-// Scan visits the receipts, oldest first, until fn says false.
+// Scan calls fn for each receipt, oldest first, until fn returns false.
 func (q *Queue) Scan(fn func(Receipt) bool) {
 	if q.Len() == 0 || !fn(q.oldest) {
 		return

@@ -5,37 +5,37 @@ import (
 	"time"
 )
 
-// Retention says for how long receipts are kept (fsm/DESIGN.md). The oldest is
-// dropped once it is older than MaxAge, or more than Max or MaxBytes are kept, or it is older
-// than MinAge while more than Min are kept. What answers many workloads at once is as large
-// as many answers.
+// Retention says how long receipts are kept (fsm/DESIGN.md). The oldest receipt is dropped if:
+//   - it is older than MaxAge, or
+//   - more than Max receipts or MaxBytes bytes are kept, or
+//   - it is older than MinAge and more than Min receipts are kept.
 type Retention struct {
 	MinAge, MaxAge time.Duration
 	Min, Max       int
-	MaxBytes       int // 0: whatever they take
+	MaxBytes       int // 0 = no limit
 }
 
-// Default is the retention of every cluster.
+// Default returns the retention that every cluster uses.
 func Default() Retention {
 	return Retention{MinAge: 2 * time.Minute, MaxAge: time.Hour, Min: 200_000, Max: 1_000_000, MaxBytes: 128 << 20}
 }
 
-// MintedAt is the Unix milliseconds inside a UUIDv7.
+// MintedAt returns the time inside a UUIDv7, in Unix milliseconds.
 func MintedAt(request [16]byte) int64 {
 	return int64(binary.BigEndian.Uint64(request[:8]) >> 16)
 }
 
-// requeueMax bounds the work of one Trim.
+// requeueMax is the largest number of receipts that one Trim moves to the end of the queue.
 const requeueMax = 8
 
-// Trim drops what keep lets go at a moment, Unix nanoseconds, and returns the latest
-// minting time among that, Unix milliseconds; 0 for none. Requests that were minted up to
-// then can no longer be told from new ones.
+// Trim drops the receipts that keep does not retain at now, in Unix nanoseconds. It returns the
+// latest MintedAt of the dropped receipts, in Unix milliseconds; 0 if none was dropped. A request
+// with an id from that time or earlier can no longer be recognised as a repeated one.
 func (q *Queue) Trim(now int64, keep Retention) (droppedUntil int64) {
 	for moves := 0; q.Len() > 0 && moves < requeueMax; {
 		oldest := q.oldest
-		// An id from a clock that is ahead counts as young until its own time has
-		// passed, so that dropping it never outruns the present.
+		// The age of an id from a clock that is ahead counts from its own time, so that
+		// droppedUntil is not in the future.
 		minted := MintedAt(oldest.Request)
 		age := time.Duration(now - max(oldest.At, minted*1e6))
 		if n := q.Len(); n <= keep.Max && (keep.MaxBytes == 0 || q.bytes <= keep.MaxBytes) && age <= keep.MaxAge && (age <= keep.MinAge || n <= keep.Min) {
@@ -43,9 +43,9 @@ func (q *Queue) Trim(now int64, keep Retention) (droppedUntil int64) {
 		}
 		q.Drop()
 		if minted*1e6 > now {
-			// There are too many. Dropping this one would make everybody's present
-			// ids look too old, so it queues again and another goes. Only when none
-			// is found soon are there more than Max, for as long as clocks may differ.
+			// A limit is exceeded, but dropping this receipt would make the ids that
+			// are minted now look too old. Move it to the end and try the next one.
+			// After requeueMax moves the queue stays above the limit for now.
 			oldest.Seq = q.next
 			q.Append(oldest)
 			moves++

@@ -1,11 +1,9 @@
-// Package rollout is the record and the arithmetic of an update that goes through a
-// group a few members at a time (ADR 25).
+// Package rollout updates the members of a group a few at a time (ADR 25).
 //
-// The record says which members wait for their turn and what they are to get. What
-// each of them is doing is read from its own record, through Seen, whenever somebody
-// asks: nothing about it is kept twice. Next is what the leader proposes; Allows is
-// the bound that the state machine holds every proposal to, so that a leader which is
-// late or wrong makes nothing unavailable.
+// A Rollout records which members wait for their turn and their new specifications. The present
+// state of a member is not part of it: functions read it through Look from the record of the
+// workload. The leader proposes the result of Next. The state machine checks every proposal with
+// Allows, so that a late or wrong proposal cannot make too many members unavailable.
 package rollout
 
 import (
@@ -16,40 +14,41 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// Phase is where an update stands.
+// Phase is the phase of an update.
 type Phase string
 
-// The phases. Only a running one changes members.
+// The phases. Only a running update changes members.
 const (
 	Running   Phase = "Running"
 	Paused    Phase = "Paused"
 	Completed Phase = "Completed"
 )
 
-// Policy is what the user asked for. Times are nanoseconds.
+// Policy is the update policy that the user set. Times are in nanoseconds.
 type Policy struct {
-	MaxParallel int   // members that may be unavailable while the update goes on
-	MinHealthy  int64 // a changed member counts once it has been available for so long
-	Deadline    int64 // and has so long until then
-	AutoRevert  bool
+	MaxParallel int   // members that may be unavailable during the update
+	MinHealthy  int64 // a changed member settles after it was available for this time
+	Deadline    int64 // a changed member must settle within this time
+	AutoRevert  bool  // after a failure, return to Former instead of pausing
 }
 
-// Rollout is the last update of one group. A published one is never changed.
+// Rollout is the last update of one group. A published Rollout is never changed.
 type Rollout struct {
 	Group string
-	// ID is the generation of the command that began it: two updates differ in it.
+	// Incarnation and Sequence are the generation of the command that began the update. They
+	// identify the update.
 	Incarnation, Sequence uint64
 	Policy                Policy
 	Phase                 Phase
-	Reason                string // why it is paused, or how it ended
+	Reason                string // why the update is paused, or how it ended
 	Members               []Member
-	// Former is what the group was when it was last as somebody wanted it, FormerRan
-	// whether any of that was available then: a revision that never ran is nothing to
-	// go back to by itself.
+	// Former holds the members of the group as they were when it last was as its user wanted.
+	// FormerRan is set if any of them was available then. Without FormerRan, a failure does
+	// not return the group to Former.
 	Former    []*commandv1.WorkloadPut
 	FormerRan bool
-	Reverting bool // it goes back to Former
-	// Unix nanoseconds; ProgressAt is when a member was last changed, or settled.
+	Reverting bool // the update returns the group to Former
+	// Unix nanoseconds. ProgressAt is the time at which a member was last changed or settled.
 	StartedAt, ProgressAt, EndedAt int64
 	By                             string
 }
@@ -57,36 +56,36 @@ type Rollout struct {
 // Member is one workload of the group.
 type Member struct {
 	ID string
-	// Content is what it has as far as the update goes: one that has another was
-	// changed by somebody, and is left alone.
+	// Content is the content hash that the update expects. If the member has another one, a
+	// user has changed it, and the update skips it.
 	Content string
-	Put     *commandv1.WorkloadPut // what it is to get; nil once it has it
-	TakenAt int64                  // when it got it
-	Settled bool                   // it has been available with it for long enough
+	Put     *commandv1.WorkloadPut // its new specification; nil once the member has it
+	TakenAt int64                  // when the member got the new specification, Unix nanoseconds
+	Settled bool                   // the member has been available with it for MinHealthy
 }
 
-// Seen is what the state says of a member now.
+// Seen is the present state of a member.
 type Seen struct {
-	There     bool // and not being deleted
-	Stopped   bool // by request: it is missed by nobody
+	There     bool // it exists and is not being deleted
+	Stopped   bool // stopped by request, so it does not count as unavailable
 	Content   string
-	Available bool   // it runs as it was last told to, and is healthy where that is checked
-	Since     int64  // nothing about it has changed since
-	GivenUp   string // why it was given up; "" = it was not
+	Available bool   // it runs by its present order and, if it has health checks, is healthy
+	Since     int64  // Unix nanoseconds; it has not changed since
+	GivenUp   string // why it was given up; "" = it was not given up
 }
 
-// Look finds a member.
+// Look returns the present state of a member.
 type Look func(id string) Seen
 
-// Decision is the next step of an update. Without Failure, Complete, Settled and Take
-// there is nothing to do before WakeAt, or before something changes.
+// Decision is the next step of an update. If Failure, Complete, Settled and Take are all unset,
+// there is nothing to do until WakeAt or until a member changes.
 type Decision struct {
 	Settled, Take []string
 	Complete      bool
 	Failure       string
 	Revert        bool
-	WakeAt        int64  // 0 = when something changes
-	Waits         string // for people: what a running update waits for
+	WakeAt        int64  // Unix nanoseconds; 0 = only after a change of a member
+	Waits         string // for users: the cause for which a running update waits
 }
 
 // Idle reports whether there is nothing to propose.
@@ -94,14 +93,15 @@ func (d *Decision) Idle() bool {
 	return len(d.Settled) == 0 && len(d.Take) == 0 && !d.Complete && d.Failure == ""
 }
 
-// Clone is a copy that may be changed.
+// Clone returns a copy that may be changed.
 func (r *Rollout) Clone() *Rollout {
 	c := *r
 	c.Members = slices.Clone(r.Members)
 	return &c
 }
 
-// State is where one member stands, in a word for people.
+// State returns the state of a member in the update, as one word for users. "Left" means that the
+// member was deleted or changed by a user, so the update skips it.
 func (m *Member) State(s Seen) string {
 	switch {
 	case !s.There || s.Content != m.Content:
@@ -116,15 +116,16 @@ func (m *Member) State(s Seen) string {
 	return "Updated"
 }
 
-// Alone reports whether somebody has changed, made or deleted by itself what the update
-// would go back with.
+// Alone reports whether a user has changed, created or deleted the member outside the update. An
+// automatic revert skips such a member.
 func (r *Rollout) Alone(look Look, id string) bool {
 	s := look(id)
 	i := slices.IndexFunc(r.Members, func(m Member) bool { return m.ID == id })
 	return i < 0 && s.There || i >= 0 && r.Members[i].State(s) == "Left"
 }
 
-// Turn says where a member stands, for people; "" if nothing is left to say.
+// Turn describes the position of a member in the update, for users; "" if the member is not part
+// of it or the update is completed.
 func (r *Rollout) Turn(look Look, id string) string {
 	i := slices.IndexFunc(r.Members, func(m Member) bool { return m.ID == id })
 	if i < 0 || r.Phase == Completed {
@@ -137,20 +138,21 @@ func (r *Rollout) Turn(look Look, id string) string {
 	return fmt.Sprintf("%s in the update of %s: persysctl rollout status %s", state, r.Group, r.Group)
 }
 
-// CanRevert reports whether a failure sends the group back by itself.
+// CanRevert reports whether a failure returns the group to Former automatically.
 func (r *Rollout) CanRevert() bool {
 	return r.Policy.AutoRevert && r.FormerRan && !r.Reverting && len(r.Former) > 0
 }
 
-// Next decides about one update. A member that is missed for whatever reason counts
-// against MaxParallel, so that an update waits while a drain or a lost node has taken
-// one; what is down already goes first, because its turn costs nothing.
+// Next returns the next step of the update. Every unavailable member counts against MaxParallel,
+// for whatever cause, so an update also waits for members that a drain or a lost node made
+// unavailable. Waiting members that are already unavailable go first, because changing them makes
+// no other member unavailable.
 func (r *Rollout) Next(look Look, now int64) (d Decision) {
 	if r.Phase != Running {
 		return d
 	}
 	c := r.count(look)
-	left := 0 // members that have it and have not settled
+	left := 0 // changed members that have not settled
 	for _, m := range c.updating {
 		s, due := look(m.ID), m.TakenAt+r.Policy.Deadline
 		switch stable := s.Since + r.Policy.MinHealthy; {
@@ -203,8 +205,8 @@ func (d *Decision) wake(at int64) {
 	}
 }
 
-// Allows says why members may not get their turn now, "" if they may. The members
-// that settle by the same step count as settled.
+// Allows returns the cause for which the members in take must not be changed now; "" if they may
+// be. The caller marks the members that settle in the same step as settled before the call.
 func (r *Rollout) Allows(look Look, take []string) string {
 	c := r.count(look)
 	updating, out := len(c.updating), c.out
@@ -227,19 +229,19 @@ func (r *Rollout) Allows(look Look, take []string) string {
 	return ""
 }
 
-// Holds reports whether a member that is available is to stay as it is: the update
-// has made, or found, as many unavailable as it may.
+// Holds reports whether an available member must not be made unavailable, because MaxParallel
+// members are unavailable already.
 func (r *Rollout) Holds(look Look, id string) bool {
 	return r.Phase == Running && look(id).Available && r.count(look).out >= r.Policy.MaxParallel
 }
 
-// counted is the group as it is.
+// counted is the present state of the group.
 type counted struct {
-	updating             []*Member // have it and have not settled
-	stopped, down, ready []string  // wait: by request not running, not available, available
-	out                  int       // are missed, or count as such until they settle
-	missed               string    // the first that is missed
-	ours                 bool      // and it has what the update brings
+	updating             []*Member // changed members that have not settled
+	stopped, down, ready []string  // waiting members: stopped by request, unavailable, available
+	out                  int       // number of members that are unavailable or have not settled
+	missed               string    // the first member that out counts
+	ours                 bool      // missed has its new specification
 }
 
 func (r *Rollout) count(look Look) (c counted) {

@@ -6,39 +6,38 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Bounds of the feed. What a cursor has not read within them it gets as
-// ErrCompacted; the oldest entries go first.
+// Bounds of the feed. The oldest entries are dropped first. A cursor that has not read a dropped
+// entry gets ErrCompacted.
 const (
 	MaxEntries = 8192
 	MaxChanges = 32_768
-	MaxBytes   = 32 << 20 // of records, roughly
+	MaxBytes   = 32 << 20 // estimated size of the records
 )
 
-// Batch is everything that changed between a cursor's last position and View.
-// Several log entries may be in one Batch: Changes are in log order, and View is
-// the state after the last of them.
+// Batch holds all changes between the last position of a cursor and View. It may cover several log
+// entries. Changes are in log order, and View is the state after the last of them.
 type Batch struct {
 	View    fsm.View
-	Index   uint64 // View's
+	Index   uint64 // index of View
 	Changes []fsm.Change
 }
 
-// entry is one published log entry.
+// entry holds the changes of one published log entry.
 type entry struct {
 	index   uint64
 	changes []fsm.Change
 	bytes   int
 }
 
-// feed is a bounded buffer of the newest entries. It keeps no states: an old
-// root would keep all its nodes alive.
+// feed is a bounded buffer of the newest entries. It keeps no states, because an old root would
+// pin all its tree nodes in memory.
 type feed struct {
 	entries []entry
-	start   uint64 // position of entries[0]; positions only grow, restores included
-	floor   uint64 // changes up to this index are no longer here
-	changes int
-	bytes   int
-	dropped uint64 // entries that went out at the old end, or at a restore
+	start   uint64 // position of entries[0]; positions only grow, also at a restore
+	floor   uint64 // changes up to this index are no longer in the feed
+	changes int    // in entries
+	bytes   int    // estimated size of entries
+	dropped uint64 // entries dropped because of the bounds or of a restore
 }
 
 func newFeed(index uint64) feed { return feed{floor: index} }
@@ -57,7 +56,7 @@ func (f *feed) add(index uint64, changes []fsm.Change) {
 func (f *feed) drop() {
 	e := f.entries[0]
 	f.entries[0] = entry{}
-	f.entries = f.entries[1:] // append moves the rest to a new array now and then
+	f.entries = f.entries[1:] // append sometimes copies the entries to a new array
 	f.start++
 	f.dropped++
 	f.floor = e.index
@@ -65,14 +64,14 @@ func (f *feed) drop() {
 	f.bytes -= e.bytes
 }
 
-// reset forgets everything; positions before it are compacted.
+// reset drops all entries. Cursors at earlier positions get ErrCompacted.
 func (f *feed) reset(index uint64) {
 	f.start += uint64(len(f.entries)) + 1
 	f.dropped += uint64(len(f.entries))
 	f.entries, f.changes, f.bytes, f.floor = nil, 0, 0, index
 }
 
-// sizeOf estimates the memory that an entry keeps alive.
+// sizeOf estimates the memory that an entry pins, in bytes.
 func sizeOf(changes []fsm.Change) int {
 	n := 0
 	for i := range changes {
@@ -94,18 +93,18 @@ func sizeOf(changes []fsm.Change) int {
 	return n
 }
 
-// Stats are figures for metrics.
+// Stats are the figures of the store for metrics.
 type Stats struct {
-	Entries   int    // that the feed holds
-	Changes   int    // in them
-	Bytes     int    // of records, roughly
-	Dropped   uint64 // entries that the feed no longer holds
-	Cursors   int    // open ones
-	Compacted uint64 // times that a cursor was told that it had fallen off
-	Waiters   int    // calls of At that wait
+	Entries   int    // entries in the feed
+	Changes   int    // changes in these entries
+	Bytes     int    // estimated size of the records
+	Dropped   uint64 // entries dropped from the feed
+	Cursors   int    // open cursors
+	Compacted uint64 // number of times that Next returned ErrCompacted
+	Waiters   int    // waiting calls of At
 }
 
-// Stats says how the feed is doing.
+// Stats returns the present figures of the store.
 func (st *Store) Stats() Stats {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -114,7 +113,7 @@ func (st *Store) Stats() Stats {
 		Cursors: st.cursors, Compacted: st.compacted, Waiters: len(st.waiters)}
 }
 
-// Cursor reads the feed. It is for one goroutine, except Close.
+// Cursor reads the feed. Only one goroutine may use it; Close may be called by any.
 type Cursor struct {
 	st     *Store
 	pos    uint64 // position of the next entry to read
@@ -122,8 +121,8 @@ type Cursor struct {
 	closed bool // under st.mu
 }
 
-// Changes subscribes to what is published after an index, usually that of a View
-// taken before. ErrCompacted if the feed no longer goes back to it.
+// Changes returns a cursor over the changes published after an index, usually the index of a View.
+// Errors: ErrCompacted if the feed no longer holds all of them, ErrClosed.
 func (st *Store) Changes(after uint64) (*Cursor, error) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -145,8 +144,8 @@ func (st *Store) Changes(after uint64) (*Cursor, error) {
 	return c, nil
 }
 
-// Next waits for changes and returns all there are. Errors: ErrCompacted,
-// ErrClosed, or the context's.
+// Next waits for changes and returns all that were published. Errors: ErrCompacted, ErrClosed, or
+// the cause of the context.
 func (c *Cursor) Next(ctx context.Context) (Batch, error) {
 	for {
 		b, wake, err := c.take()
@@ -163,7 +162,8 @@ func (c *Cursor) Next(ctx context.Context) (Batch, error) {
 	}
 }
 
-// take returns what is there, or the channel that is closed when more comes.
+// take returns the unread changes. If there are none, it returns a channel that is closed when the
+// feed changes.
 func (c *Cursor) take() (Batch, <-chan struct{}, error) {
 	st := c.st
 	st.mu.Lock()
@@ -196,7 +196,7 @@ func (c *Cursor) take() (Batch, <-chan struct{}, error) {
 	return b, nil, nil
 }
 
-// Close ends Next with ErrClosed. It may be called more than once.
+// Close makes Next return ErrClosed. It may be called more than once.
 func (c *Cursor) Close() {
 	c.st.mu.Lock()
 	defer c.st.mu.Unlock()

@@ -1,9 +1,8 @@
-// Package store is what blocks around the pure state machine: the published
-// root, waiting for an index, and the change feed.
+// Package store publishes the states of the state machine. It provides the newest state, waiting
+// for an index, and the change feed.
 //
-// One goroutine writes: it takes State, applies a log entry and calls Publish.
-// Everybody else reads, at any time, without locks held while they do: View is
-// an atomic load of a pointer to something that never changes.
+// One goroutine writes: it takes State, applies a log entry and calls Publish. All other goroutines
+// read at any time without holding a lock: View loads a pointer to an immutable state atomically.
 package store
 
 import (
@@ -18,44 +17,44 @@ import (
 )
 
 var (
-	// ErrCompacted means that the feed no longer holds what a cursor needs: it
-	// fell too far behind, or a snapshot was restored. Take a View, act on the
-	// whole of it, and subscribe again after its index.
+	// ErrCompacted means that the feed no longer holds changes that a cursor has not read,
+	// because the cursor fell too far behind or a snapshot was restored. Take a View, process
+	// all of it, and subscribe again after its index.
 	ErrCompacted = errors.New("the change feed no longer goes back that far: take a view and subscribe again")
 	// ErrClosed means that the store or the cursor was closed.
 	ErrClosed = errors.New("the store is closed")
 )
 
-// Store publishes states and tells who waits for them. Use New.
+// Store publishes states and wakes the goroutines that wait for them. Use New.
 type Store struct {
 	root atomic.Pointer[fsm.State]
 
 	mu        sync.Mutex
 	closed    bool
-	published fsm.State // the root that feed leads to; root may be one ahead of it
+	published fsm.State // the state after the last entry of feed; root may be one entry newer
 	waiters   waiters
 	feed      feed
-	wake      chan struct{} // closed and replaced when the feed moves
-	cursors   int           // open ones
-	compacted uint64        // times that a cursor had fallen off
+	wake      chan struct{} // closed and replaced when the feed changes
+	cursors   int           // open cursors
+	compacted uint64        // number of times that Next returned ErrCompacted
 }
 
-// New publishes s.
+// New returns a store whose newest state is s.
 func New(s fsm.State) *Store {
 	st := &Store{published: s, wake: make(chan struct{}), feed: newFeed(s.Info().Index)}
 	st.root.Store(&s)
 	return st
 }
 
-// View is the newest published state. It costs an atomic load.
+// View returns the newest published state. It costs one atomic load.
 func (st *Store) View() fsm.View { return *st.root.Load() }
 
-// State is the newest published state, for the goroutine that applies the log.
+// State returns the newest published state, for the goroutine that applies the log.
 func (st *Store) State() fsm.State { return *st.root.Load() }
 
-// Publish makes s the newest state and changes the way that led to it, then
-// wakes who waits for its index or for changes. Only the writer calls it. The
-// slice must not be changed afterwards.
+// Publish makes s the newest state and adds the changes that led to it to the feed. It wakes the
+// calls of At that wait for its index, and the cursors. Only the writer may call it. The slice must
+// not be changed afterwards.
 func (st *Store) Publish(s fsm.State, changes []fsm.Change) {
 	st.root.Store(&s)
 	index := s.Info().Index
@@ -69,8 +68,8 @@ func (st *Store) Publish(s fsm.State, changes []fsm.Change) {
 	}
 }
 
-// Restore makes s the newest state although no changes lead to it; every cursor
-// gets ErrCompacted.
+// Restore makes s the newest state without changes that lead to it, and empties the feed. Every
+// cursor gets ErrCompacted.
 func (st *Store) Restore(s fsm.State) {
 	st.root.Store(&s)
 	index := s.Info().Index
@@ -91,7 +90,7 @@ func (st *Store) broadcast() {
 	st.wake = make(chan struct{})
 }
 
-// Close ends every At and every cursor with ErrClosed. View goes on to work.
+// Close makes every waiting At and every cursor return ErrClosed. View continues to work.
 func (st *Store) Close() {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -103,9 +102,9 @@ func (st *Store) Close() {
 	st.waiters.releaseAll()
 }
 
-// At returns the newest state as soon as its index is at least min. It errs with
-// ErrClosed or, naming the index that was reached, with the context's error.
-// Waiting costs no polling, and a Publish looks at nobody who must wait on.
+// At waits until the index of the newest state is at least min and returns that state. Errors:
+// ErrClosed, or the cause of the context with the index that was reached. At does not poll, and
+// Publish touches only the waiters that it wakes.
 func (st *Store) At(ctx context.Context, min uint64) (fsm.View, error) {
 	for {
 		if s := st.root.Load(); s.Info().Index >= min {
@@ -116,8 +115,8 @@ func (st *Store) At(ctx context.Context, min uint64) (fsm.View, error) {
 			st.mu.Unlock()
 			return nil, ErrClosed
 		}
-		// Publish stores the root before it takes mu: looking again under mu
-		// leaves no gap in which a wake-up could be missed.
+		// Publish stores the root before it takes mu, so this second check under mu
+		// cannot miss a wake-up.
 		if s := st.root.Load(); s.Info().Index >= min {
 			st.mu.Unlock()
 			return *s, nil
@@ -138,14 +137,14 @@ func (st *Store) At(ctx context.Context, min uint64) (fsm.View, error) {
 	}
 }
 
-// waiter is one call of At. pos is its place in the heap, -1 once released.
+// waiter is one waiting call of At. pos is its index in the heap, -1 once released.
 type waiter struct {
 	min   uint64
 	ready chan struct{}
 	pos   int
 }
 
-// waiters is a heap by min.
+// waiters is a heap, ordered by min.
 type waiters []*waiter
 
 func (h waiters) Len() int           { return len(h) }
@@ -170,7 +169,7 @@ func (h *waiters) Pop() any {
 	return w
 }
 
-// release wakes everybody who waits for an index up to the one given.
+// release wakes the waiters whose min is at most index.
 func (h *waiters) release(index uint64) {
 	for len(*h) > 0 && (*h)[0].min <= index {
 		close(heap.Pop(h).(*waiter).ready)
