@@ -14,8 +14,8 @@ import (
 )
 
 // BenchmarkMachineApply measures the work of a replica for one log entry of puts, by puts per entry:
-// decode, judge, index, digest, publish. Ten thousand workloads change again and again; neighbours in the
-// entry are far apart in the state, as those of many callers are.
+// decode, apply, index, digest, publish. The entries change ten thousand workloads repeatedly. Consecutive
+// commands of an entry change workloads that are far apart in the state, as with many callers.
 func BenchmarkMachineApply(b *testing.B) {
 	for _, each := range []int{16, 64, 256} {
 		b.Run(fmt.Sprintf("puts=%d", each), func(b *testing.B) {
@@ -80,7 +80,7 @@ func framed(b *testing.B, c fsm.Command) []byte {
 	return f
 }
 
-// benchPut is the command for a small container.
+// benchPut returns a put of a small container.
 func benchPut(i int, now time.Time) fsm.Command {
 	return &commandv1.Command{
 		Head: &commandv1.Head{

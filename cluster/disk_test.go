@@ -217,7 +217,7 @@ func (f faulty) SetUint64(k []byte, v uint64) error {
 	return f.storage.SetUint64(k, v)
 }
 
-func TestAFullDiskStopsTheReplicaLoudly(t *testing.T) {
+func TestFullDiskStopsTheReplica(t *testing.T) {
 	for _, who := range []string{"leader", "follower"} {
 		t.Run(who, func(t *testing.T) {
 			g := newGroup(t, 3)
@@ -289,7 +289,7 @@ func TestAnUnknownCommandStopsTheReplica(t *testing.T) {
 	}
 }
 
-func TestADivergedMinorityIsQuarantinedAndJoinsAnew(t *testing.T) {
+func TestDivergedMinorityIsQuarantinedAndRejoins(t *testing.T) {
 	for _, who := range []string{"leader", "follower"} {
 		t.Run(who, func(t *testing.T) {
 			g := newGroup(t, 3)

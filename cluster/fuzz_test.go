@@ -12,8 +12,8 @@ import (
 	"github.com/hashicorp/memberlist"
 )
 
-// FuzzGreeting reads the first bytes of a connection on the Raft port: an error, or a kind that this
-// version knows.
+// FuzzGreeting parses random first bytes of a connection on the Raft port. The result is an error or a
+// connection kind that this version knows.
 func FuzzGreeting(f *testing.F) {
 	for _, body := range []string{`{"from":"a","to":"b","cluster":"c"}`, `{}`, `null`, `[]`, `{"from":1}`, ``} {
 		for _, kind := range []byte{kindRaft, kindPeer, 0x16} {
@@ -33,8 +33,7 @@ func FuzzGreeting(f *testing.F) {
 	})
 }
 
-// FuzzPeerCall answers a call of another replica. Calls that stop this replica are left out; they have
-// tests of their own.
+// FuzzPeerCall answers random calls of another replica, except calls that stop this replica.
 func FuzzPeerCall(f *testing.F) {
 	g := newGroup(f, 1)
 	n := g.form()
@@ -60,7 +59,7 @@ func FuzzPeerCall(f *testing.F) {
 	})
 }
 
-// FuzzHint reads the metadata of a replica in gossip. Whatever it holds, the replica is listed.
+// FuzzHint parses random metadata of a replica in gossip. The replica is listed with any metadata.
 func FuzzHint(f *testing.F) {
 	f.Add("x", []byte(`{"n":"s1","r":"10.0.0.1:8086","g":"10.0.0.1:8085"}`))
 	f.Add("", []byte(`{"n":[]}`))
@@ -80,7 +79,7 @@ func FuzzHint(f *testing.F) {
 	})
 }
 
-// FuzzDataFolder opens files beside the log in any state that a crash or a person may leave.
+// FuzzDataFolder reads damaged files of the data folder other than the log.
 func FuzzDataFolder(f *testing.F) {
 	dir := f.TempDir()
 	snapshot := filepath.Join(dir, "snapshots", "1-2-3")

@@ -62,7 +62,7 @@ func TestSilentReplicaIsSuspected(t *testing.T) {
 const missedWithin = 6 * time.Second
 
 // A replica that starts while another is dead has never met it. It lists the dead one last from the start,
-// declares it dead as soon as the others would, and alive when it comes back.
+// declares it dead as soon as the others would, and alive when it restarts.
 func TestRestartedReplicaDetectsTheDead(t *testing.T) {
 	t.Parallel()
 	g := newGroup(t, 3)
@@ -205,7 +205,7 @@ func TestGossipKeysChange(t *testing.T) {
 	if k := stranger(old); k != 0 {
 		t.Errorf("with the former key gossip reaches %d", k)
 	}
-	// A ring that loses a key in its middle and keeps the one behind it.
+	// The new ring lacks a middle key and keeps the last one.
 	third := bytes.Repeat([]byte{3}, 32)
 	for _, all := range [][][]byte{{fresh, old, third}, {fresh, third}} {
 		if err := leader.SetGossipKeys(fresh, all); err != nil {
@@ -238,9 +238,9 @@ func TestFirstIP(t *testing.T) {
 	}
 }
 
-// TestJoinByAName: a name stands for every replica that it has an address of; the first of them may be
-// away.
-func TestJoinByAName(t *testing.T) {
+// TestJoinByName: a DNS name in Join stands for the replicas at all of its addresses. The first of them
+// may be down.
+func TestJoinByName(t *testing.T) {
 	t.Parallel()
 	names := hooks{lookup: func(_ context.Context, host string) ([]net.IPAddr, error) {
 		if host != "schedulers.test" {

@@ -303,7 +303,7 @@ func (g *group) describe() string {
 	return out
 }
 
-// leader is the leader that a majority of the running replicas agrees on.
+// leader returns the leader that a majority of the running replicas reports.
 func (g *group) leader() *Node {
 	nodes := g.snapshot()
 	votes := map[string]int{}
@@ -347,7 +347,7 @@ func (g *group) follower(of *Node) *Node {
 	return nil
 }
 
-// put is a command that stores a workload with a CPU demand of v.
+// put returns a command that stores a workload with a CPU demand of v.
 func put(id string, v int64) fsm.Command {
 	return putSized(id, v, 16)
 }

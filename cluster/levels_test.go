@@ -8,7 +8,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestFeatureLevelRises upgrades a cluster replica by replica. The level rises with the last one.
+// TestFeatureLevelRises: in a cluster that is upgraded replica by replica, the level rises after the last
+// replica.
 func TestFeatureLevelRises(t *testing.T) {
 	const last = 2
 	var upgraded atomic.Bool
@@ -48,7 +49,7 @@ func TestOutvoted(t *testing.T) {
 		most    int
 	}{
 		{"all agree", []digestAnswer{{7, 1}, {7, 1}, {7, 1}}, 0},
-		{"nobody else answers", []digestAnswer{{7, 1}}, 0},
+		{"no other replica answers", []digestAnswer{{7, 1}}, 0},
 		{"one differs", []digestAnswer{{7, 1}, {8, 1}, {7, 1}}, 1},
 		{"two differ and agree", []digestAnswer{{7, 1}, {8, 1}, {8, 1}}, 2},
 		{"two differ from each other", []digestAnswer{{7, 1}, {8, 1}, {9, 1}}, 1},

@@ -112,8 +112,8 @@ func TestRestartFromDisk(t *testing.T) {
 	}
 }
 
-// The library's pause before the next append doubles with every failed one, so few may fail while a
-// follower is away, however long it is away.
+// The Raft library doubles its pause with every failed append. So only few appends may fail while a
+// follower is down, for any length of time.
 func TestAReturningFollowerIsServedAtOnce(t *testing.T) {
 	g := newGroup(t, 3)
 	leader := g.form()
@@ -286,8 +286,8 @@ func TestRestartOnAnotherAddress(t *testing.T) {
 	}
 }
 
-// All replicas may come back at other addresses at once, for example when a site gets power and new DHCP
-// leases. There is no leader before they find each other. Some get the address that another replica had.
+// All replicas may restart at other addresses at once, for example when a site gets power and new DHCP
+// leases. They elect no leader before they find each other. Some get the former address of another replica.
 func TestAllRestartOnOtherAddresses(t *testing.T) {
 	for name, c := range map[string]struct {
 		size int
@@ -373,7 +373,7 @@ func TestLeave(t *testing.T) {
 	}
 }
 
-// A replica that learns of its removal from the log before the leader answers has left all the same.
+// Depart counts as done if the replica learns of its removal from the log before the leader answers.
 func TestLeaveWhileAThirdIsAway(t *testing.T) {
 	g := newGroup(t, 3)
 	leader := g.form()
@@ -393,8 +393,8 @@ func TestLeaveWhileAThirdIsAway(t *testing.T) {
 	}
 }
 
-// A removal that a leader could not carry out is not carried out later, when it leads again.
-func TestARemovalThatFailed(t *testing.T) {
+// A removal that failed is not repeated when the same leader leads again.
+func TestFailedRemovalIsNotRepeated(t *testing.T) {
 	g := newGroup(t, 3)
 	g.cfg = func(i int, c *Config) {
 		if i == 3 {
@@ -420,8 +420,8 @@ func TestARemovalThatFailed(t *testing.T) {
 	}
 }
 
-// The first replica of a cluster joins the others when it has lost its state.
-func TestTheFirstOfAClusterDiverges(t *testing.T) {
+// The replica that formed the cluster joins the others again after its state diverged.
+func TestFirstReplicaDivergesAndRejoins(t *testing.T) {
 	g := newGroup(t, 1)
 	g.cfg = func(i int, c *Config) {
 		if i == 0 {
@@ -481,7 +481,7 @@ func TestDismiss(t *testing.T) {
 			mustPut(t, now, "w", 1)
 		})
 	}
-	t.Run("refused if the others would lose the quorum", func(t *testing.T) {
+	t.Run("a dismissal that would lose the quorum is refused", func(t *testing.T) {
 		g := newGroup(t, 3)
 		leader := g.form()
 		dead := g.follower(leader)
@@ -574,9 +574,9 @@ func TestOpenErrorsNameTheSetting(t *testing.T) {
 	}
 }
 
-// A replica that gossip shows and that cannot be asked may belong to a cluster: no second cluster is
-// formed, and the reason is logged again and again.
-func TestNoClusterBesideOneThatCannotBeAsked(t *testing.T) {
+// A replica that gossip shows and that does not answer may belong to a cluster: no second cluster is
+// formed, and the reason is logged repeatedly.
+func TestNoClusterBesideAnUnreachableReplica(t *testing.T) {
 	g := newGroup(t, 1)
 	first := g.form()
 	g.nw.isolate("s1", []string{"s0"}, true) // cuts the Raft port, not gossip
@@ -607,7 +607,7 @@ func TestWrongClusterIDInTheConfiguration(t *testing.T) {
 	}
 }
 
-// A cluster has one shard for ever: a replica that is configured for another shard does not start with its
+// The shard of a cluster never changes: a replica that is configured for another shard does not start with its
 // data, and cannot join.
 func TestWrongShardInTheConfiguration(t *testing.T) {
 	g := newGroup(t, 1)

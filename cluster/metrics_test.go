@@ -9,7 +9,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// counted is a Metrics that counts its calls.
+// counted implements Metrics and counts the calls.
 type counted struct {
 	mu    sync.Mutex
 	calls map[string]int

@@ -20,14 +20,14 @@ func TestLeaderKilledAnotherTakesOver(t *testing.T) {
 		name string
 		slow bool
 		most time.Duration
-	}{{"refused connection", false, 400 * time.Millisecond}, {"by timeout alone", true, 5 * time.Second}} {
+	}{{"a refused connection", false, 400 * time.Millisecond}, {"a timeout", true, 5 * time.Second}} {
 		t.Run(c.name, func(t *testing.T) {
 			g := newGroup(t, 3)
 			g.cfg = func(_ int, cfg *Config) { cfg.Timing.NoFastFailover = c.slow }
 			leader := g.form()
 			mustPut(t, leader, "w", 1)
 			start := time.Now()
-			leader.port.Close() // as a dying process does first
+			leader.port.Close() // a dying process closes its ports first
 			i := g.index(leader)
 			g.mu.Lock()
 			delete(g.nodes, i)
@@ -187,7 +187,7 @@ func TestUnknownOutcomeInAPartition(t *testing.T) {
 	}
 }
 
-func TestADeadlineBeforeAndAfterHandingOver(t *testing.T) {
+func TestProposalDeadlines(t *testing.T) {
 	g := newGroup(t, 3)
 	leader := g.form()
 	ended, cancel := context.WithCancel(context.Background())
@@ -209,7 +209,7 @@ func TestLinearizableReadsSeeEveryAcknowledgedWrite(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Add(2)
-	go func() { // one writer of a growing value
+	go func() { // one writer that increases a value
 		defer wg.Done()
 		for v := int64(1); ctx.Err() == nil; v++ {
 			for ctx.Err() == nil {

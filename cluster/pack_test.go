@@ -20,14 +20,14 @@ func TestPacking(t *testing.T) {
 		{"an entry of many commands", alike, true},
 		{"a short entry", alike[:minPacked-1], false},
 		{"an entry that does not get smaller", append([]byte{0x0a}, incompressible(2000)...), false},
-		{"an entry of nothing", nil, false},
+		{"an empty entry", nil, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			data := p.pack(c.frames)
 			if is := len(data) > 0 && data[0] == packedMark; is != c.packed || c.packed && len(data) >= len(c.frames) {
 				t.Errorf("packed: %t, %d bytes of %d", is, len(data), len(c.frames))
 			}
-			p.pack(alike) // the result before belongs to the caller
+			p.pack(alike) // must not change the previous result
 			frames, err := u.unpack(data)
 			if err != nil || !bytes.Equal(frames, c.frames) {
 				t.Errorf("%d bytes come back as %d: %v", len(c.frames), len(frames), err)
@@ -35,9 +35,9 @@ func TestPacking(t *testing.T) {
 		})
 	}
 	for _, c := range []struct{ name, data, says string }{
-		{"cut off", string(p.pack(alike)[:40]), "packed entry of 40 bytes"},
-		{"nothing", "\x01", "packed entry of 1 bytes"},
-		{"larger than any entry", "\x01" + string(s2.Encode(nil, make([]byte, unpackedLimit+1))), "limit"},
+		{"a truncated entry", string(p.pack(alike)[:40]), "packed entry of 40 bytes"},
+		{"a mark without data", "\x01", "packed entry of 1 bytes"},
+		{"an entry over the size limit", "\x01" + string(s2.Encode(nil, make([]byte, unpackedLimit+1))), "limit"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if _, err := u.unpack([]byte(c.data)); err == nil || !strings.Contains(err.Error(), c.says) {

@@ -117,7 +117,7 @@ func TestProposeWhileClosing(t *testing.T) {
 	wg.Wait()
 }
 
-// bench runs callers against three replicas in one process.
+// bench measures proposals of concurrent callers to three replicas in one process.
 func bench(b *testing.B, callers int, cfg func(int, *Config)) {
 	cmds := make([]fsm.Command, 4096)
 	for i := range cmds {
@@ -180,7 +180,7 @@ func BenchmarkPropose(b *testing.B) {
 	}
 }
 
-// BenchmarkProposeBarrier measures without the work of the state machine.
+// BenchmarkProposeBarrier measures proposals without work for the state machine.
 func BenchmarkProposeBarrier(b *testing.B) {
 	barrier := &commandv1.Command{Head: &commandv1.Head{At: 1, By: strings.Repeat("b", 240)}, Body: &commandv1.Command_Barrier{Barrier: &commandv1.Barrier{}}}
 	benchWith(b, 256, nil, []fsm.Command{barrier})

@@ -23,7 +23,7 @@ func back(old fsm.State) func(fsm.State) (fsm.State, error) {
 	}
 }
 
-func TestRestoreReachesEveryReplicaAsOnePiece(t *testing.T) {
+func TestRestoreReachesEveryReplica(t *testing.T) {
 	g := newGroup(t, 3)
 	leader := g.form()
 	mustPut(t, leader, "w", 1)
@@ -88,7 +88,7 @@ func TestRestoreReachesEveryReplicaAsOnePiece(t *testing.T) {
 	}
 }
 
-func TestRestoreThatCannotBeginChangesNothing(t *testing.T) {
+func TestFailedRestoreChangesNothing(t *testing.T) {
 	g := newGroup(t, 3)
 	leader := g.form()
 	mustPut(t, leader, "w", 1)
@@ -191,7 +191,7 @@ func TestASurvivorIsRecovered(t *testing.T) {
 	}
 }
 
-func TestARestoreThatIsGivenUpChangesNothing(t *testing.T) {
+func TestCancelledRestoreChangesNothing(t *testing.T) {
 	g := newGroup(t, 1)
 	n := g.form()
 	old := n.Store().State()
@@ -253,7 +253,7 @@ func TestUnusableDataDirectoriesAreNamed(t *testing.T) {
 	}
 }
 
-// A replica that is stopped while its state is replaced stops after the replacement.
+// A replica that is closed while its state is replaced stops after the replacement.
 func TestStopWhileAStateIsReplaced(t *testing.T) {
 	g := newGroup(t, 1)
 	n := g.form()

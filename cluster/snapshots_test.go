@@ -16,7 +16,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// byHand is a leader whose appends are written by the test, and its only follower, a whole replica.
+// byHand is a leader whose appends the test writes, and its only follower, which is a full replica.
 type byHand struct {
 	t        *testing.T
 	g        *group
@@ -43,7 +43,7 @@ func (b *byHand) to() (raft.ServerID, raft.ServerAddress) {
 	return raft.ServerID(b.follower.id), raft.ServerAddress(b.follower.RaftAddr())
 }
 
-// entries is the leader's log from first to last, all of one term.
+// entries returns the leader's log entries from first to last, all of one term.
 func entries(first, last, term uint64) (out []*raft.Log) {
 	for i := first; i <= last; i++ {
 		out = append(out, &raft.Log{Index: i, Term: term, Type: raft.LogNoop})
@@ -127,23 +127,24 @@ func (b *byHand) applied(index uint64) {
 	testbed.Until(b.t, fmt.Sprintf("entry %d is applied", index), func() bool { return b.follower.raft.AppliedIndex() == index })
 }
 
-// A leader that missed an answer sends entries again that follow the snapshot which the follower installed.
+// A leader that did not receive an answer repeats an append. The follower has installed a snapshot since
+// and accepts entries that continue it.
 func TestAnAppendThatContinuesTheSnapshotIsAccepted(t *testing.T) {
 	const term, snapshot, last = 1000, 50, 61 // a term that the two do not reach by themselves
 	for _, c := range []struct {
 		name   string
 		before func(b *byHand)
 	}{
-		{"sent again", func(b *byHand) {
+		{"a repeated append", func(b *byHand) {
 			b.mustInstallWith(entryID{snapshot, term}, entries(snapshot+1, last, term))
 		}},
-		{"sent again after a restart", func(b *byHand) {
+		{"a repeated append after a restart", func(b *byHand) {
 			b.mustInstallWith(entryID{snapshot, term}, entries(snapshot+1, last, term))
 			b.g.close(1)
 			b.follower = b.g.start(1)
 			b.from.trans.CloseStreams() // closes the streams of the term before
 		}},
-		{"never committed entries across the snapshot's end", func(b *byHand) {
+		{"uncommitted entries across the snapshot's end", func(b *byHand) {
 			if !b.appends(term-1, entryID{}, 0, entries(1, last, term-1)) {
 				t.Fatal("the first entries were refused")
 			}
@@ -189,7 +190,8 @@ func TestAnAppendThatContinuesNoSnapshotIsRefused(t *testing.T) {
 	}
 }
 
-// A backup that only this replica restored was never committed.
+// A replica stops if the leader contradicts its snapshot: the snapshot is a backup that only this replica
+// restored and that was never committed.
 func TestAContradictedSnapshotStopsTheReplica(t *testing.T) {
 	const term, snapshot = 1000, 50
 	b := newByHand(t)
@@ -257,7 +259,7 @@ func TestASnapshotThatTheStateContainsIsNotInstalled(t *testing.T) {
 			b.t.Error(err)
 		}
 	}
-	t.Run("sent again", func(t *testing.T) {
+	t.Run("a repeated snapshot", func(t *testing.T) {
 		b := begin(t)
 		for range 2 {
 			b.mustInstall(term, entryID{snapshot, term})
@@ -268,7 +270,7 @@ func TestASnapshotThatTheStateContainsIsNotInstalled(t *testing.T) {
 		}
 		stays(b)
 	})
-	t.Run("of an entry that the log holds", func(t *testing.T) {
+	t.Run("a snapshot that ends in the log", func(t *testing.T) {
 		b := begin(t)
 		b.mustInstall(term, entryID{snapshot + 5, term})
 		stays(b)
@@ -276,7 +278,7 @@ func TestASnapshotThatTheStateContainsIsNotInstalled(t *testing.T) {
 			t.Error("what follows it was refused")
 		}
 	})
-	t.Run("by a former leader", func(t *testing.T) {
+	t.Run("a snapshot of a former leader", func(t *testing.T) {
 		b := begin(t)
 		resp, err := b.installs(term-1, entryID{snapshot, term}, emptyState(t))
 		if err != nil || resp.Success || resp.Term != term {
@@ -284,7 +286,7 @@ func TestASnapshotThatTheStateContainsIsNotInstalled(t *testing.T) {
 		}
 		stays(b)
 	})
-	t.Run("by a new leader", func(t *testing.T) {
+	t.Run("a snapshot of a new leader", func(t *testing.T) {
 		b := begin(t)
 		resp, err := b.installs(term+1, entryID{snapshot, term}, emptyState(t))
 		if err != nil || !resp.Success || resp.Term != term+1 {
@@ -292,7 +294,7 @@ func TestASnapshotThatTheStateContainsIsNotInstalled(t *testing.T) {
 		}
 		stays(b)
 	})
-	t.Run("of an entry before the log", func(t *testing.T) {
+	t.Run("a snapshot that ends before the log", func(t *testing.T) {
 		b := begin(t)
 		if _, err := b.installs(term, entryID{snapshot - 9, term}, emptyState(t)); err == nil || !strings.Contains(err.Error(), "is behind the state") {
 			t.Errorf("answered %v", err)
@@ -303,13 +305,13 @@ func TestASnapshotThatTheStateContainsIsNotInstalled(t *testing.T) {
 			t.Error("the next entry was refused")
 		}
 	})
-	t.Run("of an entry before an empty log", func(t *testing.T) {
+	t.Run("an older snapshot with an empty log", func(t *testing.T) {
 		b := newByHand(t)
 		b.mustInstall(term, entryID{snapshot, term}) // as a snapshot that only this replica restored
 		b.mustInstall(term+1, entryID{snapshot - 9, term + 1})
 		b.applied(snapshot - 9)
 	})
-	t.Run("that contradicts the log", func(t *testing.T) {
+	t.Run("a snapshot that contradicts the log", func(t *testing.T) {
 		b := begin(t)
 		b.mustInstall(term+1, entryID{snapshot + 5, term + 1})
 		b.applied(snapshot + 5)
@@ -317,7 +319,8 @@ func TestASnapshotThatTheStateContainsIsNotInstalled(t *testing.T) {
 	})
 }
 
-// A replica that stopped between the last byte of a snapshot and its own log starts like this.
+// A replica may stop after it stored a snapshot and before it changed its log. At the next start it removes
+// conflicting entries up to the end of the snapshot and keeps later ones.
 func TestDropConflict(t *testing.T) {
 	const term, last = 7, 10
 	for _, c := range []struct {
@@ -326,13 +329,13 @@ func TestDropConflict(t *testing.T) {
 		first, upto uint64 // range of the remaining entries
 	}{
 		{"the log holds the snapshot's end", entryID{5, term}, 1, last},
-		{"it ends with the snapshot", entryID{last, term}, 1, last},
+		{"the log ends with the snapshot", entryID{last, term}, 1, last},
 		{"another entry at the snapshot's end", entryID{5, term + 1}, 6, last},
-		{"another entry at both ends", entryID{last, term + 1}, 0, 0},
-		{"a log that ends before", entryID{last + 5, term + 1}, 0, 0},
+		{"another entry at the snapshot's end, which is the end of the log", entryID{last, term + 1}, 0, 0},
+		{"a log that ends before the snapshot", entryID{last + 5, term + 1}, 0, 0},
 		{"a gap before the snapshot's end, and entries after it", entryID{15, term}, 16, 20},
 		{"a gap, and entries that begin later", entryID{12, term}, 16, 20},
-		{"a log that begins after", entryID{0, 0}, 1, last},
+		{"a log without a snapshot", entryID{0, 0}, 1, last},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := logOf(t, entries(1, last, term))
@@ -431,7 +434,7 @@ func logOf(t *testing.T, entries []*raft.Log) *logStore {
 	return s
 }
 
-// Before the library starts, entries after the snapshot are judged as well.
+// Before Raft starts, entries after the snapshot that contradict it are removed as well.
 func TestDropContradicted(t *testing.T) {
 	const term, last = 7, 10
 	for _, c := range []struct {
@@ -440,9 +443,9 @@ func TestDropContradicted(t *testing.T) {
 		first, upto uint64
 	}{
 		{"the log holds the snapshot's end", entryID{5, term}, 1, last},
-		{"entries after it that an earlier leader left", entryID{5, term + 1}, 0, 0},
-		{"entries after it that may be of its leader", entryID{5, term - 1}, 6, last},
-		{"nothing after it", entryID{last, term + 1}, 0, 0},
+		{"entries of an earlier term after the snapshot", entryID{5, term + 1}, 0, 0},
+		{"entries after the snapshot that its leader may have written", entryID{5, term - 1}, 6, last},
+		{"a log that ends with the snapshot", entryID{last, term + 1}, 0, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := logOf(t, entries(1, last, term))

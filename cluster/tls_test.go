@@ -71,7 +71,7 @@ func TestMutualTLS(t *testing.T) {
 }
 
 // A revoked replica is cut off at once, also if it leads: its open connections end and it gets no new ones.
-// The others go on without it.
+// The other replicas continue without it.
 func TestRevokedReplicaIsCutOff(t *testing.T) {
 	for _, who := range []string{"a follower", "the leader"} {
 		t.Run(who, func(t *testing.T) {

@@ -24,7 +24,7 @@ func TestAdvise(t *testing.T) {
 		{"a full disk", fmt.Errorf("%w: %w", cluster.ErrStorage, &os.PathError{Op: "write", Path: "log.db", Err: syscall.ENOSPC}),
 			[]string{"make room for /data/s1"}},
 		{"a quota", &os.PathError{Op: "write", Path: "log.db", Err: syscall.EDQUOT}, []string{"make room for /data/s1"}},
-		{"anything else", cluster.ErrInUse, nil},
+		{"another error", cluster.ErrInUse, nil},
 		{"nothing", nil, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -51,7 +51,7 @@ func TestAdvise(t *testing.T) {
 	}
 }
 
-func TestASchedulerWithoutSettingsIsToldHowToStart(t *testing.T) {
+func TestErrorWithoutSettingsNamesCommands(t *testing.T) {
 	cfg, err := DefaultConfig()
 	if err != nil {
 		t.Fatal(err)

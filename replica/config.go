@@ -15,8 +15,8 @@ import (
 	"github.com/persys/compute/rpc/limits"
 )
 
-// Config is the settings of one scheduler. The usage text of a field says what it means; docs/reference has
-// them all.
+// Config holds the settings of one scheduler. The usage text of a field describes it; docs/reference lists
+// all of them.
 type Config struct {
 	Insecure bool `flag:"insecure" yaml:"insecure" env:"SCHEDULER_INSECURE" default:"false" usage:"plaintext, and every caller is an anonymous admin; binds to loopback"`
 

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// The published address is the setting, else the bound address.
+// The published address is the configured address, else the bound address.
 func TestAdvertised(t *testing.T) {
 	for _, c := range []struct {
 		name      string
@@ -18,12 +18,12 @@ func TestAdvertised(t *testing.T) {
 		wantError string
 	}{
 		{name: "nothing is set", bound: "10.0.0.1:8085", grpc: "10.0.0.1:8085"},
-		{name: "auto is nothing", ip: "auto", bound: "10.0.0.1:8085", grpc: "10.0.0.1:8085"},
+		{name: "auto is the same as unset", ip: "auto", bound: "10.0.0.1:8085", grpc: "10.0.0.1:8085"},
 		{name: "an address", ip: "192.0.2.7", bound: "10.0.0.1:8085", grpc: "192.0.2.7:8085", raft: "192.0.2.7:8086"},
-		{name: "an address of IPv6", ip: "2001:db8::7", bound: "0.0.0.0:8085", grpc: "[2001:db8::7]:8085", raft: "[2001:db8::7]:8086"},
+		{name: "an IPv6 address", ip: "2001:db8::7", bound: "0.0.0.0:8085", grpc: "[2001:db8::7]:8085", raft: "[2001:db8::7]:8086"},
 		{name: "a port alone", port: 443, bound: "10.0.0.1:8085", grpc: "10.0.0.1:443"},
-		{name: "both, and the port is of gRPC only", ip: "192.0.2.7", port: 443, bound: "[::]:8085", grpc: "192.0.2.7:443", raft: "192.0.2.7:8086"},
-		{name: "no address", ip: "s1.example.com", wantError: "SCHEDULER_ADVERTISE_IP"},
+		{name: "an address and a port, which is for gRPC only", ip: "192.0.2.7", port: 443, bound: "[::]:8085", grpc: "192.0.2.7:443", raft: "192.0.2.7:8086"},
+		{name: "a name instead of an address", ip: "s1.example.com", wantError: "SCHEDULER_ADVERTISE_IP"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			cfg := &Config{Name: "s1", DataDir: t.TempDir(), AdvertiseIP: c.ip, AdvertisePort: c.port}

@@ -49,7 +49,7 @@ func (r *Replica) dnsAdvertise() string {
 func (r *Replica) hints() dnsserver.Hints { return hintsFrom(r.node.Status()) }
 
 // hintsFrom derives hints for DNS from the status of this replica. A replica without a leader that hears at
-// most half of the voters is most likely cut off itself. Then it does not take the others for dead, and
+// most half of the voters is most likely cut off itself. Then it does not report the others as dead, and
 // lists itself and the replicas that it still hears last.
 func hintsFrom(st cluster.Status) dnsserver.Hints {
 	h := dnsserver.Hints{Leader: st.Leader.ID, Partitioned: st.Leader.ID == ""}

@@ -22,17 +22,17 @@ func TestHints(t *testing.T) {
 		peers  []cluster.PeerStatus
 		want   dnsserver.Hints
 	}{
-		{"all are well", "b", []cluster.PeerStatus{me, peer("b", "alive", cluster.RoleLeader), peer("c", "alive", cluster.RoleVoter)},
+		{"all replicas are alive", "b", []cluster.PeerStatus{me, peer("b", "alive", cluster.RoleLeader), peer("c", "alive", cluster.RoleVoter)},
 			dnsserver.Hints{Leader: "b"}},
-		{"one is silent, one is dead", "me", []cluster.PeerStatus{me, peer("b", "suspect", cluster.RoleVoter), peer("c", "dead", cluster.RoleVoter)},
+		{"a suspect and a dead replica", "me", []cluster.PeerStatus{me, peer("b", "suspect", cluster.RoleVoter), peer("c", "dead", cluster.RoleVoter)},
 			dnsserver.Hints{Leader: "me", Suspect: []string{"b"}, Dead: []string{"c"}}},
-		{"one that gossip never met and nobody knows comes last", "b", []cluster.PeerStatus{me, peer("b", "alive", cluster.RoleLeader), peer("c", "unknown", cluster.RoleVoter)},
+		{"a replica that gossip never met is suspect", "b", []cluster.PeerStatus{me, peer("b", "alive", cluster.RoleLeader), peer("c", "unknown", cluster.RoleVoter)},
 			dnsserver.Hints{Leader: "b", Suspect: []string{"c"}}},
-		{"one is known and no member", "b", []cluster.PeerStatus{me, peer("b", "alive", cluster.RoleLeader), peer("c", "alive", cluster.RoleAbsent)},
+		{"a replica that is not a member is suspect", "b", []cluster.PeerStatus{me, peer("b", "alive", cluster.RoleLeader), peer("c", "alive", cluster.RoleAbsent)},
 			dnsserver.Hints{Leader: "b", Suspect: []string{"c"}}},
 		{"an election among a majority", "", []cluster.PeerStatus{me, peer("b", "alive", cluster.RoleVoter), peer("c", "dead", cluster.RoleVoter)},
 			dnsserver.Hints{Partitioned: true, Dead: []string{"c"}}},
-		{"cut off alone", "", []cluster.PeerStatus{me, peer("b", "dead", cluster.RoleVoter), peer("c", "suspect", cluster.RoleVoter)},
+		{"a replica that reaches no other is partitioned", "", []cluster.PeerStatus{me, peer("b", "dead", cluster.RoleVoter), peer("c", "suspect", cluster.RoleVoter)},
 			dnsserver.Hints{Partitioned: true, Suspect: []string{"me"}}},
 		{"half is no majority", "", []cluster.PeerStatus{me, peer("b", "alive", cluster.RoleVoter), peer("c", "dead", cluster.RoleVoter), peer("d", "dead", cluster.RoleVoter)},
 			dnsserver.Hints{Partitioned: true, Suspect: []string{"me", "b"}}},
@@ -49,7 +49,7 @@ func TestHints(t *testing.T) {
 	}
 }
 
-func TestTheShadowPublishesNoDNS(t *testing.T) {
+func TestShadowPublishesNoDNS(t *testing.T) {
 	for _, shadow := range []bool{false, true} {
 		r := &Replica{cfg: Config{Shadow: shadow, DNSAddr: "127.0.0.1:0", Domain: "persys.local", AgentsDomain: "agents.persys.cloud", Shard: "default"},
 			log: slog.New(slog.DiscardHandler), registry: prometheus.NewRegistry()}

@@ -7,7 +7,7 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// FuzzRemembered: the file with the issuing authority that a scheduler keeps for its next start.
+// FuzzRemembered reads a damaged file of the issuing authority, which a scheduler keeps for its next start.
 func FuzzRemembered(f *testing.F) {
 	tr := &trust{identityStore: pki.IdentityStore{Dir: f.TempDir()}}
 	key, err := pki.NewKey()

@@ -19,7 +19,7 @@ import (
 )
 
 // TestGossipKeyRotates: three running replicas with certificates of their own CA change the gossip key, one
-// after another. A fourth joins with a token afterwards. It is excluded from gossip when it is revoked.
+// after another. A fourth joins with a token afterwards. The fourth is revoked and then excluded from gossip.
 func TestGossipKeyRotates(t *testing.T) {
 	dir := t.TempDir()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)

@@ -23,13 +23,13 @@ func TestHealth(t *testing.T) {
 		status    string
 		reason    string
 	}{
-		{"in order", "normal", nil, false, "c1", http.StatusOK, "ok", ""},
-		{"frozen", "degraded", nil, false, "c1", http.StatusOK, "ok", "etcd is unreachable"},
-		{"awaiting a decision", "recovery", nil, false, "c1", http.StatusOK, "ok", "etcd is unreachable"},
-		{"without a cluster", "normal", nil, false, "", http.StatusServiceUnavailable, "starting", "not joined"},
-		{"in a restore", "normal", nil, true, "c1", http.StatusServiceUnavailable, "restoring", "replaced"},
-		{"with a broken disk", "normal", errors.New("raft.db: input/output error"), false, "c1", http.StatusServiceUnavailable, "halted", "raft.db: input/output error"},
-		{"with a broken disk, in a restore", "normal", errors.New("raft.db"), true, "", http.StatusServiceUnavailable, "halted", "raft.db"},
+		{"a healthy replica", "normal", nil, false, "c1", http.StatusOK, "ok", ""},
+		{"a frozen mode", "degraded", nil, false, "c1", http.StatusOK, "ok", "etcd is unreachable"},
+		{"the recovery mode", "recovery", nil, false, "c1", http.StatusOK, "ok", "etcd is unreachable"},
+		{"a replica without a cluster", "normal", nil, false, "", http.StatusServiceUnavailable, "starting", "not joined"},
+		{"a restore in progress", "normal", nil, true, "c1", http.StatusServiceUnavailable, "restoring", "replaced"},
+		{"a broken disk", "normal", errors.New("raft.db: input/output error"), false, "c1", http.StatusServiceUnavailable, "halted", "raft.db: input/output error"},
+		{"a broken disk during a restore", "normal", errors.New("raft.db"), true, "", http.StatusServiceUnavailable, "halted", "raft.db"},
 	} {
 		h := health{Status: "ok", Mode: c.mode, Leader: "s1", Role: "voter", Term: 3, Index: 9, ModeChangedAt: "2026-01-02T12:00:00Z", Mirror: mirrorHealth{State: "off"}}
 		if c.mode != "normal" {

@@ -51,17 +51,17 @@ func TestWritesByCategory(t *testing.T) {
 		want   []string
 	}{
 		{"a new workload", fsm.Change{Table: fsm.TableWorkload, New: &base}, []string{"spec"}},
-		{"a workload that is gone", fsm.Change{Table: fsm.TableWorkload, Old: &base}, []string{"spec"}},
-		{"another content", changed(func(w *fsm.Workload) { w.Content = "c1:bb" }), []string{"spec"}},
-		{"another desired state", changed(func(w *fsm.Workload) { w.Desired = fsm.DesiredStopped }), []string{"spec"}},
-		{"a node", changed(func(w *fsm.Workload) { w.Node = "a"; w.Status = fsm.StatusScheduled }), []string{"assignment", "status"}},
-		{"accepted by its node", changed(func(w *fsm.Workload) { w.Acknowledged = true }), []string{"assignment"}},
+		{"a deleted workload", fsm.Change{Table: fsm.TableWorkload, Old: &base}, []string{"spec"}},
+		{"changed content", changed(func(w *fsm.Workload) { w.Content = "c1:bb" }), []string{"spec"}},
+		{"a changed desired state", changed(func(w *fsm.Workload) { w.Desired = fsm.DesiredStopped }), []string{"spec"}},
+		{"an assignment", changed(func(w *fsm.Workload) { w.Node = "a"; w.Status = fsm.StatusScheduled }), []string{"assignment", "status"}},
+		{"an acknowledgement", changed(func(w *fsm.Workload) { w.Acknowledged = true }), []string{"assignment"}},
 		{"a retry", changed(func(w *fsm.Workload) { w.Retry.Attempts = 1 }), []string{"retry"}},
 		{"runs", changed(func(w *fsm.Workload) { w.Actual = &fsm.Observation{State: fsm.ActualRunning} }), []string{"status"}},
-		{"another reason", changed(func(w *fsm.Workload) { w.Reason.Code = "NoFit" }), []string{"reconciliation"}},
+		{"a changed reason", changed(func(w *fsm.Workload) { w.Reason.Code = "NoFit" }), []string{"reconciliation"}},
 		{"an event", fsm.Change{Table: fsm.TableEvent, New: &fsm.Event{}}, []string{"event"}},
 		{"a node's record", fsm.Change{Table: fsm.TableNode, New: &fsm.Node{}}, []string{"status"}},
-		{"a leftover", fsm.Change{Table: fsm.TableResidual, New: &fsm.Residual{}}, []string{"assignment"}},
+		{"a residual", fsm.Change{Table: fsm.TableResidual, New: &fsm.Residual{}}, []string{"assignment"}},
 		{"a mode", fsm.Change{Table: fsm.TableInfo, Old: &fsm.Info{}, New: &fsm.Info{}}, []string{"reconciliation"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -81,7 +81,7 @@ func TestWritesByCategory(t *testing.T) {
 	}
 }
 
-// Metrics that the end-to-end tests cannot trigger.
+// TestRareFigures: metrics that the end-to-end tests cannot trigger are counted.
 func TestRareFigures(t *testing.T) {
 	m := newMetrics()
 	m.Paused(2 * time.Second)

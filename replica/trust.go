@@ -111,7 +111,7 @@ func (t *trust) join(ctx context.Context, c *Config, file pki.KeyFile) error {
 	return nil
 }
 
-// begin creates what a new cluster needs: a CA (or it reads the one in SCHEDULER_CA_DIR), the cluster key,
+// begin creates the identities of a new cluster: a CA (or it reads the one in SCHEDULER_CA_DIR), the cluster key,
 // and a certificate for this replica.
 func (t *trust) begin(c *Config, file pki.KeyFile) error {
 	if c.BootstrapExpect > 1 || len(c.Join) > 0 {

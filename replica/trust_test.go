@@ -18,9 +18,9 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestACertificateFollowsItsMachine: a scheduler that starts at another address gets a certificate for it.
+// TestCertificateFollowsTheAddress: a scheduler that starts at another address gets a certificate for it.
 // A revocation by name still covers the new certificate, and the roots stay.
-func TestACertificateFollowsItsMachine(t *testing.T) {
+func TestCertificateFollowsTheAddress(t *testing.T) {
 	dir := t.TempDir()
 	file := pki.KeyFile{Path: filepath.Join(dir, "cluster.key")}
 	start := func(hosts ...string) (*trust, []byte) {
@@ -141,8 +141,7 @@ func TestExpiredCertificatesAreReissued(t *testing.T) {
 	}
 }
 
-// TestInitFormsAlone: --init with other replicas to wait for would wait for ever, as they wait for its
-// tokens.
+// TestInitFormsAlone: --init does not wait for other replicas, because they wait for its tokens.
 func TestInitFormsAlone(t *testing.T) {
 	for _, c := range []Config{{BootstrapExpect: 3}, {Join: []string{"10.0.0.2:8088"}}} {
 		c.Init, c.DataDir, c.TLSCert = true, t.TempDir(), defaultCert
