@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Runs all checks and tests in two tracks at the same time, and prints how long each part took.
+# Runs all checks and tests in four tracks at the same time, and prints how long each part took.
 #
 #   hack/test.sh          what make test runs
 #   hack/test.sh --full   the tests of the lane "full" too (make test-full)
 #
-# The end-to-end tests mostly wait, so they run beside the checks and the unit tests, which only need
-# CPU. The second track has the lowest CPU priority: otherwise it would delay the heartbeats and
-# elections that the end-to-end tests measure.
+# The end-to-end tests mostly wait, and so do those of the documents and the drivers. The checks only need
+# CPU. The other tracks have a lower CPU priority than the end-to-end tests, whose heartbeats and elections
+# they would delay otherwise.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -57,40 +57,41 @@ end_to_end_tests() {
 	CGO_ENABLED=0 go build -trimpath -o "$work/lanes" ./e2e/lanes && "$work/lanes" "${lanes[@]}"
 }
 
-# A track runs all its parts, also after a failure.
+# It runs all its parts, also after a failure.
 checks() {
 	local status=0
 	part "generated code" hack/proto.sh --check || status=1
 	part "lint and vet" hack/lint.sh || status=1
 	part "audit" hack/audit.sh || status=1
-	part "unit tests" unit || status=1 # last: some measure time too
 	return "$status"
 }
 
-end_to_end() {
-	local status=0
-	part "end-to-end tests" end_to_end_tests || status=1
-	part "docs, harness, demo" e2e_packages || status=1
-	return "$status"
-}
+unit_tests() { part "unit tests" unit; }
+
+documents() { part "documents, harness" e2e_packages; }
 
 began="$(date +%s)"
-track=""
-trap 'rm -rf "$work"; [[ -z "$track" ]] || kill -- "-$track" 2>/dev/null || true' EXIT
+tracks=()
+trap 'rm -rf "$work"; for t in "${tracks[@]}"; do kill -- "-$t" 2>/dev/null || true; done' EXIT
 trap 'exit 130' INT TERM
 part "formatting" make --no-print-directory fmt-check
-set -m # the second track gets a process group, which ends with this script
-(
+background() { # niceness function
+	set -m # a process group, which ends with this script
+	(
+		set +m
+		renice -n "$1" "$BASHPID" >/dev/null
+		"$2"
+	) &
+	tracks+=("$!")
 	set +m
-	renice -n 19 "$BASHPID" >/dev/null
-	checks
-) &
-track=$!
-set +m
+}
+background 19 checks
+background 10 unit_tests
+background 5 documents
 status=0
-end_to_end || status=1
-wait "$track" || status=1
-track=""
+part "end-to-end tests" end_to_end_tests || status=1
+for t in "${tracks[@]}"; do wait "$t" || status=1; done
+tracks=()
 
 if [[ -s "$E2E_FIGURES" ]]; then
 	echo "measured:"
