@@ -39,7 +39,8 @@ func (g *stream) odd(what, odd string, from ...string) string {
 func (g *stream) workload() string { return g.pick("workload", "w0", "w1", "w2", "w3", "g-0", "g-1") }
 func (g *stream) node() string     { return g.pick("node", "a", "b", "c") }
 
-// generation returns the present generation of a workload, rarely another one.
+// generation returns the present generation of a workload, sometimes that of its tombstone, a random one
+// or none.
 func (g *stream) generation(s State, id string) *commandv1.Generation {
 	w, ok := s.Workload(id)
 	if tombstone, dead := s.Tombstone(id); dead && g.bool("of the dead") {

@@ -141,7 +141,8 @@ func TestExpiredCertificatesAreReissued(t *testing.T) {
 	}
 }
 
-// TestInitFormsAlone: --init does not wait for other replicas, because they wait for its tokens.
+// TestInitFormsAlone: --init is refused together with settings that wait for other replicas, because the
+// others wait for its tokens.
 func TestInitFormsAlone(t *testing.T) {
 	for _, c := range []Config{{BootstrapExpect: 3}, {Join: []string{"10.0.0.2:8088"}}} {
 		c.Init, c.DataDir, c.TLSCert = true, t.TempDir(), defaultCert
