@@ -22,7 +22,6 @@ import (
 
 // Options configure a Server. The zero Options take every default.
 type Options struct {
-	// Addr returns the address on which the server listens, over UDP and TCP.
 	Addr     string   // SCHEDULER_DNS_ADDR, ":8053"; UDP and TCP
 	Upstream []string // SCHEDULER_DNS_UPSTREAM: "host[:port]" of the servers for foreign names, tried in order; empty = foreign names are refused
 	Sockets  int      // UDP sockets that share Addr, on systems that support it; 0 = one per CPU
@@ -148,7 +147,7 @@ func (s *Server) listenOnce(addr string, sockets int) error {
 	return err
 }
 
-// Addr is where the server listens, for both protocols.
+// Addr returns the address on which the server listens, over UDP and TCP.
 func (s *Server) Addr() netip.AddrPort {
 	return s.udp[0].LocalAddr().(*net.UDPAddr).AddrPort()
 }

@@ -11,11 +11,9 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// DefaultSkyDNSPrefix and DefaultSkyDNSTTL are the contract's
+// DefaultSkyDNSPrefix and DefaultSkyDNSTTL are the defaults of the contract
 // (docs/contract/state-etcd.md, "DNS records").
 const (
-	// DefaultSkyDNSPrefix and DefaultSkyDNSTTL are the defaults in docs/contract/state-etcd.md, "DNS
-	// records".
 	DefaultSkyDNSPrefix = "/skydns"
 	DefaultSkyDNSTTL    = 300 // s
 )

@@ -23,13 +23,12 @@ type instance struct {
 
 // published is a port that the node forwards to an instance.
 type published struct {
-	// service is a DNS name shared by instances: the name of a workload or of a group.
 	service string // _<container port> or _<name>
 	proto   string // _tcp, _udp or _sctp
 	port    uint16 // on the node
 }
 
-// service is a name that instances answer to: a workload's or a group's.
+// service is a DNS name shared by instances: the name of a workload or of a group.
 type service struct {
 	members []*instance // sorted by id
 	ports   []port      // ports with records now

@@ -8,62 +8,64 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// Verb is one thing to do to a workload.
+// Verb is an action on a workload.
 type Verb uint8
 
 // The verbs. The core never asks the shell for Nothing or Wait.
 const (
 	Nothing      Verb = iota
-	Wait              // nothing until a time
-	Look              // ask the engine about it
+	Wait              // do nothing until a given time
+	Look              // ask the engine for its state
 	Ensure            // create, replace or start
-	Halt              // stop, keep
-	Restart           // stop, then ensure: the same instance again
+	Halt              // stop the instance and keep it
+	Restart           // stop, then ensure: restarts the same instance
 	Recreate          // remove, then ensure: a new instance
-	Remove            // carry out a delete: instances and volumes
-	RemoveFormer      // remove the instance of a former type
+	Remove            // remove instances and volumes of a deleted workload
+	RemoveFormer      // remove the instance of the workload's previous type
 )
 
 func (v Verb) String() string {
 	return [...]string{"nothing", "wait", "look", "ensure", "halt", "restart", "recreate", "remove", "remove former"}[v]
 }
 
-// starts reports whether the verb may start an instance of a workload that is to run.
+// starts reports whether the verb may start an instance of a workload whose desired state is
+// running.
 func (v Verb) starts() bool { return v == Ensure || v == Restart || v == Recreate }
 
 // decision is the next step for a workload.
 type decision struct {
 	do    Verb
-	until time.Time // of Wait
+	until time.Time // set for Wait
 }
 
-// desired is the part of an intent, and of the memory of a workload, that decide needs.
+// desired holds the fields of an intent and of the workload's memory that decide needs.
 type desired struct {
 	running  bool
 	content  string // content label of the instance
 	deleting bool
-	// recreate: the workload was ordered anew before its delete was carried out.
+	// recreate: the workload was applied again before its delete was carried out.
 	recreate bool
 	restart  bool
-	// asked: an order came since the last attempt. It overrides the back-off, and a restart policy that
-	// leaves ended workloads alone.
+	// asked: an order arrived after the last attempt. It overrides the back-off and a restart policy
+	// that keeps ended workloads stopped.
 	asked bool
-	// keepEnded: by its restart policy, an ended workload stays ended.
+	// keepEnded: the restart policy keeps an ended workload stopped.
 	keepEnded bool
-	// waits: the workload is exclusive and known only from the file of a former process. The schedulers may
-	// have placed it elsewhere meanwhile, so it is not started until they order it.
+	// waits: the workload is exclusive and was restored from the state file. The schedulers may have
+	// placed it on another node, so it is not started until it is ordered again.
 	waits bool
-	// lapsed: the lease of the workload has ended. It is stopped, and only a newer order starts it.
+	// lapsed: the lease of the workload has ended. The workload is stopped, and only a newer order
+	// starts it.
 	lapsed bool
-	// over: the workload occupies more than its disk limit, and is kept stopped.
+	// over: the workload exceeds its disk limit and is kept stopped.
 	over bool
 }
 
-// observation is the part of an engine's answer that decide needs.
+// observation holds the fields of an engine's answer that decide needs.
 type observation struct {
 	state   workload.State // Absent when the engine does not list it
 	content string         // "" when unknown
-	current bool           // content is unknown but counts as the desired one
+	current bool           // content is unknown, but the revision is the desired one
 }
 
 // decide chooses the next step for one workload:
@@ -78,13 +80,13 @@ type observation struct {
 //	lapsed      –        halt     halt     –        –        halt
 //	over        –        halt     halt     –        –        halt
 //
-// * subject to the back-off of f. An instance with another content is replaced if the workload is to run,
-// in every state but Unknown: an engine that cannot tell the state is left alone.
+// * subject to the back-off of f. If the desired state is running, an instance with other content is
+// replaced, except in state Unknown.
 func decide(d desired, o observation, f Failure, now time.Time) decision {
 	present := o.state != workload.Absent
 	if d.deleting {
-		// Also if the instance is absent: its volumes may still be there. A new order does not override the
-		// back-off of a delete, and a delete is never given up.
+		// A delete is also carried out if the instance is absent, because volumes may remain. A new
+		// order does not override the back-off of a delete. A delete is retried without limit.
 		if now.Before(f.Next) {
 			return decision{do: Wait, until: f.Next}
 		}
@@ -122,14 +124,14 @@ func decide(d desired, o observation, f Failure, now time.Time) decision {
 	}
 	switch o.state {
 	case workload.Running, workload.Pending:
-		if d.restart { // also for a guest that its hypervisor has paused: only a restart makes it run
+		if d.restart { // Pending includes a paused VM, which only a restart can resume
 			return held(decision{do: Restart}, d, f, now)
 		}
 		return decision{}
 	case workload.Absent:
 		return held(decision{do: Ensure}, d, f, now)
 	case workload.Stopped, workload.Failed:
-		// A start that failed is not an end: it is tried again.
+		// A failed start is not an end, so it is retried.
 		if d.keepEnded && f.Ended != "" && f.Attempts == 0 && !d.asked && !d.restart {
 			return decision{}
 		}
@@ -151,13 +153,14 @@ func held(s decision, d desired, f Failure, now time.Time) decision {
 	return s
 }
 
-// Policy says how often and how long a failed step is tried again (contract/semantics.md, section 6).
+// Policy sets how often and when a failed step is retried (contract/semantics.md, section 6).
 type Policy struct {
-	Base   time.Duration // before the second attempt: 5 s; doubled each time
-	Max    time.Duration // 2 min
+	Base   time.Duration // delay before the second attempt: 5 s; doubled on each retry
+	Max    time.Duration // maximum delay: 2 min
 	Limit  int           // attempts, 3
-	Stable time.Duration // a workload that ran this long is healthy again
-	// Endless: no scheduler decides after the last attempt, so the agent goes on at the slow rate.
+	Stable time.Duration // run time after which failures are forgotten
+	// Endless: the agent retries at the Max interval after the last attempt, because no scheduler
+	// decides.
 	Endless bool
 }
 
@@ -169,11 +172,11 @@ func (p Policy) delay(attempt int) time.Duration {
 	return min(d, p.Max)
 }
 
-// lingers is how long an instance that was removed may still bind a port.
+// lingers is how long a removed instance may still hold a port.
 const lingers = 2 * time.Second
 
-// after counts one failed step of an intent. A delete is tried until it succeeds. A port that could not be
-// bound is tried again if another instance is ending on this machine, because that one may bind it.
+// after counts a failed step of an intent. A delete is retried until it succeeds. A port conflict is
+// retried while another instance on this machine is ending, because that instance may hold the port.
 func (p Policy) after(f Failure, in *Intent, class workload.Class, message string, ending bool, now time.Time) Failure {
 	if in.Deleting {
 		p.Endless = true
@@ -189,11 +192,11 @@ func (p Policy) after(f Failure, in *Intent, class workload.Class, message strin
 	return p.failed(f, class, message, now)
 }
 
-// failed counts one failed step of a class.
+// failed counts a failed step of a class.
 func (p Policy) failed(f Failure, class workload.Class, message string, now time.Time) Failure {
 	f.Class, f.Message, f.At = class, message, now
 	if class == workload.RuntimeUnhealthy {
-		// The engine does not work, which is not the workload's fault: it costs no attempts.
+		// An engine failure does not use up the attempts of the workload.
 		f.Attempts, f.Next, f.Final = max(f.Attempts, 1), now.Add(p.Base), false
 		return f
 	}
@@ -206,14 +209,15 @@ func (p Policy) failed(f Failure, class workload.Class, message string, now time
 	case class.Transient() && !p.Endless:
 		f.Next, f.Final = time.Time{}, true
 	default:
-		// Space, quota and credentials may be mended on the machine.
+		// Missing space, quota and credentials may be fixed on the machine.
 		f.Next, f.Final = now.Add(p.Max), true
 	}
 	return f
 }
 
-// settle brings the count of failures up to date with an observation. Each end of a workload that should
-// run counts once, and so does each failed start. After Stable of running, the failures are forgotten.
+// settle updates the failure count from an observation. Each end of a workload whose desired state
+// is running counts once, and so does each failed start. Failures are forgotten after the workload
+// ran for Stable.
 func (p Policy) settle(d desired, o workload.Observed, f Failure, now time.Time) Failure {
 	if d.deleting {
 		return f
@@ -226,7 +230,7 @@ func (p Policy) settle(d desired, o workload.Observed, f Failure, now time.Time)
 	}
 	switch o.State {
 	case workload.Running:
-		// Without a start time the workload counts as just started.
+		// A workload without a start time counts as just started.
 		if f.Attempts > 0 && !o.StartedAt.IsZero() && now.Sub(o.StartedAt) >= p.Stable {
 			return Failure{}
 		}
@@ -236,7 +240,8 @@ func (p Policy) settle(d desired, o workload.Observed, f Failure, now time.Time)
 		}
 		class, message := cmp.Or(o.Class, workload.RuntimeError), cmp.Or(o.Message, fmt.Sprintf("ended with exit code %d", o.ExitCode))
 		if o.StartedAt.IsZero() && o.FinishedAt.IsZero() {
-			// Its start failed, which is not an end. The failed act has counted it, unless the agent forgot that.
+			// A failed start is not an end. The failed Act has counted it already, unless the count
+			// was lost.
 			if d.asked || f.Attempts > 0 && (f.Final || !f.Next.IsZero()) {
 				return f
 			}
@@ -247,7 +252,7 @@ func (p Policy) settle(d desired, o workload.Observed, f Failure, now time.Time)
 			return f
 		}
 		if d.asked {
-			f.Ended = mark // it ended before the order that is about to start it
+			f.Ended = mark // the instance ended before the order that will start it
 			return f
 		}
 		ran := o.FinishedAt.Sub(o.StartedAt)
@@ -256,7 +261,7 @@ func (p Policy) settle(d desired, o workload.Observed, f Failure, now time.Time)
 			return f
 		}
 		if !o.StartedAt.IsZero() && ran >= p.Stable {
-			f = Failure{} // it ran for long: start it at once
+			f = Failure{} // the workload ran for Stable: restart it without delay
 			f.Ended = mark
 			return f
 		}

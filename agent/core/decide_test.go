@@ -10,15 +10,15 @@ import (
 
 var states = []workload.State{workload.Absent, workload.Pending, workload.Running, workload.Stopped, workload.Failed, workload.Unknown}
 
-// TestDecideTable is the table of decide's comment, every cell.
+// decide returns the verbs of the table in its comment.
 func TestDecideTable(t *testing.T) {
 	now := time.Unix(1000, 0)
 	for _, c := range []struct {
 		name string
 		d    desired
-		o    observation // state is filled in
+		o    observation // the test sets state
 		f    Failure
-		want [6]Verb // in the order of states
+		want [6]Verb // one per state, in the order of states
 	}{
 		{"running, same content", desired{running: true, content: "x"}, observation{content: "x"}, Failure{},
 			[6]Verb{Ensure, Nothing, Nothing, Ensure, Ensure, Nothing}},
@@ -99,7 +99,7 @@ func TestBackoff(t *testing.T) {
 		class   workload.Class
 		before  int
 		endless bool
-		next    time.Duration // 0: never
+		next    time.Duration // 0 means never
 		final   bool
 	}{
 		{"first transient", workload.NetworkTimeout, 0, false, 5 * time.Second, false},
@@ -167,8 +167,8 @@ func TestSettle(t *testing.T) {
 
 var policy = Policy{Base: 5 * time.Second, Max: 2 * time.Minute, Limit: 3, Stable: 30 * time.Second}
 
-// with is a step over an agent that has these intents and tombstones, and the instances that its engine
-// shows of them.
+// with returns a step on a State with these tombstones and workloads, and the instances observed for
+// them.
 func with(now time.Time, tombs []*Tombstone, workloads ...*Workload) *step {
 	saved := Saved{Tombstones: tombs}
 	for _, w := range workloads {
@@ -184,8 +184,8 @@ func with(now time.Time, tombs []*Tombstone, workloads ...*Workload) *step {
 	return x
 }
 
-// A port may be bound by an instance that is being removed: the agent waits for that, and for nothing else.
-func TestAPortThatIsBeingFreed(t *testing.T) {
+// A port conflict is retried only while another instance is ending.
+func TestPortConflictIsRetried(t *testing.T) {
 	now := time.Now()
 	gone := &Tombstone{ID: "old", DeletedAt: now.Add(-lingers), Done: true}
 	runs, stops, anew := Intent{DesiredState: "running"}, Intent{DesiredState: "stopped"}, Intent{DesiredState: "running", Recreate: true}
@@ -215,16 +215,16 @@ func TestAPortThatIsBeingFreed(t *testing.T) {
 	}
 }
 
-// A start that failed is tried again, whatever the restart policy says of ended workloads: an engine shows
-// the instance as failed, and as never having run.
-func TestAStartThatFailedIsTriedAgain(t *testing.T) {
+// A failed start is retried even if the restart policy keeps ended workloads stopped. The engine
+// reports such an instance as Failed, without a start time.
+func TestFailedStartIsRetried(t *testing.T) {
 	now := time.Unix(1000, 0)
 	freed := []*Tombstone{{ID: "old"}}
 	for _, c := range []struct {
 		name, policy string
 		class        workload.Class
 		tombs        []*Tombstone
-		forgotten    bool // by the agent, or noted as an end by an earlier version
+		forgotten    bool // the agent lost the count, or an earlier version recorded it as an end
 		noted        Failure
 	}{
 		{"transient", "no", workload.RuntimeError, nil, false, Failure{}},
@@ -255,8 +255,8 @@ func TestAStartThatFailedIsTriedAgain(t *testing.T) {
 	}
 }
 
-// A workload that could not be stopped runs, and the report says why.
-func TestReportOfAStopThatFailed(t *testing.T) {
+// A workload that could not be stopped is reported as Running, with the error.
+func TestReportOfFailedStop(t *testing.T) {
 	now := time.Unix(1000, 0)
 	in := &Intent{ID: "web", Type: workload.Container, DesiredState: "stopped", EngineContent: "x"}
 	runs := &workload.Observed{ID: "web", State: workload.Running, Content: "x"}
@@ -271,15 +271,15 @@ func TestReportOfAStopThatFailed(t *testing.T) {
 	if st := x.assess(w); st.State != workload.Running || st.Class != workload.RuntimeError || st.Message == "" {
 		t.Fatalf("%+v", st)
 	}
-	w.memory.asked = true // a new order
+	w.memory.asked = true // a new order arrived
 	if next := x.consider(w); next.do != Halt {
 		t.Fatalf("ordered again: %s", next.do)
 	}
 }
 
-// A machine of a legacy v1 agent has no labels: it is known by its name, and runs on as it is. Under a
-// fencer, which stops only instances with our labels, it is replaced.
-func TestMachineOfALegacyAgent(t *testing.T) {
+// A VM of a legacy v1 agent has no labels. It is matched by name and keeps running. If it becomes
+// guarded, it is replaced, because the fencer stops only labelled instances.
+func TestLegacyVMWithoutLabels(t *testing.T) {
 	now := time.Unix(1000, 0)
 	order := Order{ID: "vm", Kind: workload.VM, Revision: "rev-7", SpecHash: "a1:x", Running: true}
 	old := follow(nil, order, now)
@@ -303,9 +303,9 @@ func TestMachineOfALegacyAgent(t *testing.T) {
 	}
 }
 
-// A machine without labels that has the name of a workload belongs to somebody else, unless a legacy v1
-// agent left that workload.
-func TestWhoseMachineHasNoLabels(t *testing.T) {
+// An unlabelled VM with the name of a workload is foreign, unless the workload was taken over from a
+// legacy v1 agent.
+func TestForeignVMWithoutLabels(t *testing.T) {
 	var list []*Workload
 	for id, in := range map[string]*Intent{
 		"ordered":   {Type: workload.VM},
@@ -325,9 +325,9 @@ func TestWhoseMachineHasNoLabels(t *testing.T) {
 	}
 }
 
-// An earlier version gave its engine the same content whether a workload was exclusive or not, so what
-// becomes ordinary again needs another content once.
-func TestAWorkloadOfAnEarlierVersionThatWasExclusive(t *testing.T) {
+// Earlier versions used the same content label for exclusive and ordinary workloads. A workload that
+// becomes ordinary after an upgrade gets a new content label once.
+func TestExclusiveWorkloadOfEarlierVersion(t *testing.T) {
 	var old *Intent
 	for _, c := range []struct{ exclusive, told bool }{{true, true}, {false, true}, {false, false}, {true, true}} {
 		in := follow(old, Order{ID: "db", Kind: workload.Container, Revision: "r1", Content: "c1:a", SpecHash: "a1:x", Running: true, Exclusive: c.exclusive}, time.Now())
@@ -361,8 +361,8 @@ func TestHistoryIsBounded(t *testing.T) {
 	}
 }
 
-// Of two fencers, either may be lost: one alone is not what the schedulers are promised.
-func TestOneFencerAloneIsNotPromised(t *testing.T) {
+// A node with a single fencer is not registered as self-fencing, because the schedulers rely on two.
+func TestSingleFencerIsNotSelfFencing(t *testing.T) {
 	now := time.Now()
 	var f fencer
 	for _, c := range []struct {

@@ -1,25 +1,26 @@
-// Package core decides everything that an agent does about its workloads.
+// Package core makes all decisions of an agent about its workloads.
 //
-// Step takes what the agent knows and one thing that happened, and returns what it knows next and
-// what has to be done:
+// Step takes the agent's state and one event, and returns the next state and the effects to carry
+// out:
 //
 //	Step(State, Input) (State, []Effect)
 //
-// There is no lock, clock, file, goroutine or context here. Times come in with the input, and a State
-// is never changed in place, so the caller may keep the former one: if a Store effect fails, it drops
-// the new State, and the input has never happened. The agent drives Step with real engines and a real
-// disk; the simulator drives the same Step with virtual ones.
+// The package has no locks, clocks, files, goroutines or contexts. Times are part of the input. A
+// State is never changed in place, so the caller can keep the previous State: if a required Store
+// effect fails, the caller drops the new State, and the input has no effect. The agent runs Step
+// with real engines and a real disk; the simulator runs the same Step with simulated ones.
 //
-// Promises:
+// Guarantees:
 //
-//   - An order is stored before it is answered, together with the epoch that came with it: Store is
-//     always the first effect of a step.
-//   - Orders of a lower epoch, a lower generation, another cluster, node or instance are refused, also
-//     after a restart. An order that is not above a tombstone is refused.
-//   - A workload that is to be stopped with the lease starts only under a lease that the fencer has
-//     confirmed, and after a lapse only by a newer order.
-//   - An exclusive workload that does not run when the agent's process starts is not started before the
+//   - An order and its epoch are stored before the order is answered. Store is always the first
+//     effect of a step.
+//   - Orders of a lower epoch, a lower generation, or another cluster, node or instance are
+//     refused, also after a restart. An order that is not newer than the workload's tombstone is
+//     refused.
+//   - A workload with on_lost_lease: stop starts only under a lease that the fencer has confirmed.
+//     After a lapse only a newer order starts it.
+//   - An exclusive workload that does not run when the agent starts is not started until the
 //     schedulers order it again.
-//   - Of one workload at most one Act is under way.
-//   - What an engine does not list because it does not answer is not forgotten.
+//   - At most one Act per workload is under way.
+//   - Workloads of an engine that does not answer are kept.
 package core

@@ -7,81 +7,84 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// Effect is one thing that the shell does after a Step, in the order of the list. The types below
-// implement it.
+// Effect is an action for the shell (package runner or the simulator). The shell carries out the
+// effects of a Step in order. The types below implement it.
 type Effect interface{ effect() }
 
 type (
-	// Store writes records in one transaction. There is at most one in a step, and it is the first
-	// effect. If a required Store fails, the shell drops the new State and the other effects, tells the
-	// sender, and sends StoreFailed if there is none. If another one fails, the shell goes on.
+	// Store writes records in one transaction. A step has at most one Store, as its first effect. If
+	// a required Store fails, the shell drops the new State and the other effects, returns the error
+	// to the sender, and sends StoreFailed if Workload is set. If an optional Store fails, the shell
+	// continues.
 	Store struct {
 		Required       bool
-		Workload       string // that was being worked on
+		Workload       string // id for StoreFailed
 		Meta           *Meta
 		Intents        []*Intent
-		Forget         []string // intents and statuses to drop
+		Forget         []string // ids whose intents and statuses are dropped
 		Tasks          []*Task
 		DropTasks      []*Task
 		Tombstones     []*Tombstone
 		DropTombstones []string
 	}
 
-	// Answer is for the sender of an Apply, Delete, Call or Heard.
+	// Answer is the reply to the sender of an Apply, Delete, Call or Heard.
 	Answer struct {
 		Refusal *Refusal
-		// Unavailable, if set, says why the order cannot be taken now. Retry: the fencer's next answer
-		// may change that.
+		// Unavailable, if set, is the reason why the order cannot be accepted now. Retry: the order may
+		// be accepted after the fencer's next answer.
 		Unavailable string
 		Retry       bool
-		// Skipped: nothing new was asked for. Absent: a delete of what is not here.
+		// Skipped: the order changes nothing. Absent: the deleted workload is not on this node.
 		Skipped, Absent bool
 		Message         string
-		Intent          *Intent // of an order that was taken
+		Intent          *Intent // of an accepted order
 		Task            *Task
-		Status          *Status // the last report, of an order that was skipped
+		Status          *Status // the last report, for a skipped order
 	}
 
-	// Cancel breaks off an Act. Starting: only if it is starting an instance; a removal goes on.
+	// Cancel interrupts an Act. With Starting, only the start of an instance is interrupted; a
+	// removal continues.
 	Cancel struct {
 		Act      *Act
 		Starting bool
 	}
 
-	// Arm asks for a Tick at a time. It replaces the Arm before; a zero time asks for none.
+	// Arm requests a Tick at a time. It replaces the previous Arm; a zero time cancels it.
 	Arm struct{ At time.Time }
 
-	// Renew is a message for the fencer, answered by FencerAnswered.
+	// Renew sends a message to the fencer. FencerAnswered is the reply.
 	Renew struct{ Renewal lease.Renewal }
 
-	// TellFencer asks for a FencerDue soon.
+	// TellFencer requests a FencerDue soon.
 	TellFencer struct{}
 
-	// Changed: a report changed, and is worth a heartbeat. Saved reports are worth storing.
+	// Changed: a report changed, so a heartbeat is due. If ID is set, the report of that workload
+	// must be stored.
 	Changed struct{ ID string }
 
-	// Register: what the node registers has changed.
+	// Register: the registered facts of the node changed.
 	Register struct{}
 
-	// Rebind asks for drivers that label with another cluster id, answered by Engines.
+	// Rebind requests drivers that label instances with another cluster id. Engines is the reply.
 	Rebind struct{ Cluster string }
 
-	// Watch begins a health check of a running instance in place of any other one of the workload, or
-	// tells the addresses of the same one.
+	// Watch starts a health check of a running instance and ends any other health check of the
+	// workload. For the same instance it only updates the addresses.
 	Watch struct {
-		Instance string // changes when the check has to begin anew
+		Instance string // a new value restarts the check
 		Intent   *Intent
 		Observed *workload.Observed
 	}
 
-	// Unwatch ends a workload's health check.
+	// Unwatch ends the health check of a workload.
 	Unwatch struct{ ID string }
 
-	// Settled: a workload is as it was ordered.
+	// Settled: the workload is in the state that its order asks for, or is deleted.
 	Settled struct{ ID string }
 
-	// TaskEnded, TurnedFailed and Deleted are for metrics. Orphan is the kind of an instance that was
-	// deleted without an order.
+	// TaskEnded, TurnedFailed and Deleted are for metrics. Orphan is the kind of a deleted instance
+	// without an order.
 	TaskEnded    struct{ Task *Task }
 	TurnedFailed struct{ Class workload.Class }
 	Deleted      struct {
@@ -89,7 +92,7 @@ type (
 		Orphan workload.Kind
 	}
 
-	// Notice is a line for the log, with pairs of key and value.
+	// Notice is a log line with key-value pairs.
 	Notice struct {
 		Warn bool
 		Text string
@@ -97,30 +100,30 @@ type (
 	}
 )
 
-// Act is work on one workload. It is answered by Done with the same pointer.
+// Act is work on one workload. Done with the same pointer reports its end.
 type Act struct {
 	Verb   Verb
 	ID     string
-	Intent *Intent         // nil for the removal of an instance that nobody ordered
+	Intent *Intent         // nil if a deleted workload or an orphan is removed
 	Kinds  []workload.Kind // the engines to act on
-	Fate   Fate            // of volumes, for Remove, RemoveFormer and Recreate
-	// Cluster is the cluster id on the labels of an instance.
+	Fate   Fate            // what happens to volumes, for Remove, RemoveFormer and Recreate
+	// Cluster is the cluster id for the labels of the instance.
 	Cluster string
-	Grace   time.Duration // what the workload gets to end by itself
-	// Guarded: the act may start a workload that is to be stopped with the lease, so a Cancel breaks it
-	// off as a whole.
+	Grace   time.Duration // time for the workload to stop before it is killed
+	// Guarded: the act may start a workload with on_lost_lease: stop, so a lapse cancels the whole
+	// act.
 	Guarded bool
-	Absent  bool // there was no instance before
+	Absent  bool // no instance existed before
 	Orphan  workload.Kind
 
-	bound uint64 // engines that it was decided for
+	bound uint64 // Engine.Bound at the time of the decision
 }
 
-// Fate says what becomes of the volumes of a workload that is removed.
+// Fate is what happens to the volumes of a removed workload.
 type Fate struct {
-	Keep       bool // none is removed
-	KeepShared bool // none that other nodes can reach is removed
-	Purge      bool // those to be retained are removed as well
+	Keep       bool // keep all volumes
+	KeepShared bool // keep volumes that other nodes can reach
+	Purge      bool // also remove volumes with the retain policy
 }
 
 func (Store) effect()        {}

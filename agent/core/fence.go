@@ -7,8 +7,8 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// Epoch is one leadership of one cluster. The zero value means that no leadership is known: an agent
-// that has met only schedulers without epochs, or none.
+// Epoch identifies one leadership term of one cluster. It is zero if no leadership is known: the
+// agent has met no scheduler, or only schedulers without epochs.
 type Epoch struct {
 	ClusterID   string `json:"cluster_id,omitempty"`
 	Shard       string `json:"shard,omitempty"` // of the cluster; empty if no scheduler named one
@@ -16,10 +16,10 @@ type Epoch struct {
 	Term        uint64 `json:"term,omitempty"`
 }
 
-// Owned reports whether a leadership, not only a cluster, is known.
+// Owned reports whether a leadership is known, and not only a cluster.
 func (e Epoch) Owned() bool { return e.Incarnation != 0 || e.Term != 0 }
 
-// Less orders epochs of one cluster: by incarnation, then term.
+// Less orders epochs of one cluster by incarnation, then term.
 func (e Epoch) Less(other Epoch) bool {
 	if e.Incarnation != other.Incarnation {
 		return e.Incarnation < other.Incarnation
@@ -29,30 +29,31 @@ func (e Epoch) Less(other Epoch) bool {
 
 func (e Epoch) String() string { return fmt.Sprintf("%s/%d/%d", e.ClusterID, e.Incarnation, e.Term) }
 
-// Refusal is why an order is not taken. A fenced one is final for the sender: it is deposed, late, or
-// means another agent. The others name a fault in the order.
+// Refusal is the reason why an order is refused. A fenced refusal is final for the sender: it lost
+// its leadership, the order is outdated, or it is for another agent. Other refusals name a fault in
+// the order.
 type Refusal struct {
 	Fenced  bool
 	Message string
 	Class   workload.Class // set if the order itself has no fault
 }
 
-// Error makes a refusal usable as an error.
+// Error implements error.
 func (r *Refusal) Error() string { return r.Message }
 
 func fencedf(format string, args ...any) *Refusal {
 	return &Refusal{Fenced: true, Message: fmt.Sprintf(format, args...)}
 }
 
-// Refusedf is the refusal of an order that has a fault.
+// Refusedf makes the refusal of a faulty order.
 func Refusedf(format string, args ...any) *Refusal {
 	return &Refusal{Message: fmt.Sprintf(format, args...)}
 }
 
-// judgeEpoch is the first fence. It returns the epoch to remember.
+// judgeEpoch is the first fence. It returns the epoch to store.
 //
 // An order without epoch comes from a legacy v1 scheduler or from an operator's command line. It is
-// taken while no leadership is known, and always by a standalone agent. After that it is refused,
+// accepted until a leadership is known, and always by a standalone agent. After that it is refused,
 // because it would bypass the fence.
 func judgeEpoch(seen Epoch, standalone bool, in *Epoch) (Epoch, *Refusal) {
 	if in == nil {
@@ -76,14 +77,14 @@ func judgeEpoch(seen Epoch, standalone bool, in *Epoch) (Epoch, *Refusal) {
 	return got, nil
 }
 
-// otherShard reports whether the sender names another shard than this node's. The shard of a cluster
-// never changes, so one of the two is set up wrongly. A scheduler of an older release names no shard
-// and is accepted.
+// otherShard reports whether the sender names a shard other than this node's. The shard of a cluster
+// never changes, so one of the two is misconfigured. Schedulers of older releases name no shard and
+// are accepted.
 func otherShard(seen, got Epoch) bool {
 	return seen.Shard != "" && got.Shard != "" && seen.Shard != got.Shard
 }
 
-// JudgeNode refuses an order for another machine: the address may have changed hands.
+// JudgeNode refuses an order for another node, whose address this node may have taken over.
 func JudgeNode(self, meant string) *Refusal {
 	if meant != "" && meant != self {
 		return fencedf("node_id: this is node %q, the order is for %q", self, meant)
@@ -91,8 +92,8 @@ func JudgeNode(self, meant string) *Refusal {
 	return nil
 }
 
-// judgeInstance refuses an order for another agent of this node id: the machine before it was wiped, or
-// the machine that this one has replaced. The instances of that agent may still run.
+// judgeInstance refuses an order for another agent with this node id: this machine before it was
+// wiped, or the machine that it replaced. Instances of that agent may still run.
 func judgeInstance(self, meant string) *Refusal {
 	if meant != "" && meant != self {
 		return fencedf("instance_id: this is instance %s, the order is for %s: this agent has to be registered first", self, meant)
@@ -100,8 +101,9 @@ func judgeInstance(self, meant string) *Refusal {
 	return nil
 }
 
-// judgeApply is the second fence. held is the generation of the intent, buried that of the tombstone;
-// zero means none. An apply must be above the tombstone, and not below what is held.
+// judgeApply is the second fence. held is the generation of the intent and buried that of the
+// tombstone; zero means that there is none. The generation of an apply must be higher than buried
+// and not lower than held.
 func judgeApply(id string, held, buried, in workload.Generation, standalone bool) *Refusal {
 	none := workload.Generation{}
 	switch {
@@ -119,8 +121,8 @@ func judgeApply(id string, held, buried, in workload.Generation, standalone bool
 	return nil
 }
 
-// judgeDelete is the second fence for deletes: one that is older than what is held is about a former
-// assignment.
+// judgeDelete is the second fence for deletes. A delete with a generation lower than held is for a
+// previous assignment and is refused.
 func judgeDelete(id string, held, in workload.Generation, standalone bool) *Refusal {
 	return judgeApply(id, held, workload.Generation{}, in, standalone)
 }

@@ -26,7 +26,7 @@ func TestJudgeEpoch(t *testing.T) {
 		in         *Epoch
 		next       Epoch
 		fenced     bool
-		says       string // empty: taken
+		says       string // text of the refusal; empty: accepted
 	}{
 		{"the first epoch is taken", Epoch{}, false, in("c1", 1, 1), Epoch{ClusterID: "c1", Incarnation: 1, Term: 1}, false, ""},
 		{"the same epoch is taken", seen, false, in("c1", 5, 7), seen, false, ""},
@@ -77,7 +77,7 @@ func TestJudgeGeneration(t *testing.T) {
 		name             string
 		held, buried, in workload.Generation
 		standalone       bool
-		apply, delete    string // what the refusal says; empty: taken
+		apply, delete    string // text of the refusal; empty: accepted
 	}{
 		{"a new id", none, none, g(1, 1), false, "", ""},
 		{"without generations", none, none, none, false, "", ""},

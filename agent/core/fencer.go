@@ -9,39 +9,39 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// fencer is what the agent knows of its fencer and its lease. A guarded workload runs only under a lease
-// that the fencer has confirmed. When a lease ends, the fencer stops what it guards; the agent then
-// starts it again by a newer order only.
+// fencer is the agent's view of its fencer and its lease. A guarded workload runs only under a lease
+// that the fencer has confirmed. When the lease ends, the fencer stops all guarded workloads, and
+// the agent starts each of them only on a newer order.
 type fencer struct {
-	lease     time.Duration    // end of the lease as the schedulers granted it
-	confirmed time.Duration    // end that the fencer has confirmed
-	covered   []lease.Workload // that the fencer has confirmed
+	lease     time.Duration    // end of the lease that the schedulers granted
+	confirmed time.Duration    // end of the lease that the fencer confirmed
+	covered   []lease.Workload // workloads that the fencer confirmed
 	extra     []ahead
-	lapses    uint64 // that the agent has seen
-	told      uint64 // lapses that the fencer has been told are seen: nothing of before is under way
+	lapses    uint64 // number of lapses that the agent has seen
+	told      uint64 // lapses acknowledged to the fencer: no start from before them is under way
 	grace     time.Duration
-	answered  time.Time // when the fencer last answered
-	twice     time.Time // when it last said that there is a second fencer
+	answered  time.Time // time of the last answer
+	twice     time.Time // time of the last answer that reported a second fencer
 	alive     bool      // registered as self_fencing
 	problem   string
-	lacks     []workload.Kind // kinds that run here and the fencer cannot stop
+	lacks     []workload.Kind // kinds that this agent runs and the fencer cannot stop
 }
 
-// ahead is an order that is guarded before it is taken.
+// ahead is an order that is guarded before it is accepted.
 type ahead struct {
 	workload lease.Workload
 	until    time.Time
 }
 
 const (
-	// fencerAway is how long the fencer may be silent, or without a second one, before the node is
-	// registered as not self-fencing.
+	// fencerAway is how long the fencer may not answer, or report no second fencer, before the node
+	// is registered as not self-fencing.
 	fencerAway = 10 * time.Second
-	// coverWait is how long a start waits for the fencer.
+	// coverWait is how long a start waits for the fencer's confirmation.
 	coverWait = 2 * time.Second
-	// aheadFor is how long an order that is being taken is guarded ahead of its intent.
+	// aheadFor is how long a workload stays guarded while its order is not accepted yet.
 	aheadFor = 10 * time.Second
-	// DefaultGrace is what a fencer gives a workload to end by itself.
+	// DefaultGrace is how long a fencer lets a workload stop before it kills it.
 	DefaultGrace = 10 * time.Second
 )
 
@@ -54,7 +54,7 @@ func (x *step) leased(until time.Duration) {
 	x.do(TellFencer{})
 }
 
-// guards is what may run under the lease.
+// guards lists the workloads that may run under the lease.
 func (x *step) guards() []lease.Workload {
 	var out []lease.Workload
 	for w := range x.State.Workloads() {
@@ -62,7 +62,7 @@ func (x *step) guards() []lease.Workload {
 		if in == nil || !in.Guarded() || w.memory.lapsed {
 			continue
 		}
-		// A workload that waits after a restart is guarded while it runs, or may run.
+		// A workload that waits after a restart is guarded while it runs or may run.
 		runs := w.Observed != nil && w.Observed.State == workload.Running
 		if !w.memory.waits || runs || w.Seen.IsZero() && slices.Contains(x.fencer.covered, guarded(in)) {
 			out = append(out, guarded(in))
@@ -78,7 +78,7 @@ func (x *step) guards() []lease.Workload {
 	return lease.Sorted(out)
 }
 
-// fencerMet takes over what became of the workloads that a former process left running.
+// fencerMet applies the fencer's first answer to the workloads that a previous process left running.
 func (x *step) fencerMet(e FencerMet) {
 	st, f := e.Status, &x.fencer
 	f.lapses, f.told, f.grace = st.Lapses, st.Lapses, DefaultGrace
@@ -90,7 +90,7 @@ func (x *step) fencerMet(e FencerMet) {
 		x.notice(true, "the guard does not answer: what is to be stopped with the lease stays stopped", "error", e.Problem)
 	}
 	for _, w := range x.list() {
-		// Unless the lease goes on, the workload is stopped, should it run.
+		// If the lease did not continue without a gap, the workload must be stopped.
 		if in := w.Intent; in != nil && in.Guarded() &&
 			(e.Problem != "" || st.Lapsed || x.clock >= st.Deadline || !slices.Contains(st.Guarded, guarded(in))) {
 			x.edit(w).memory.lapsed = true
@@ -129,7 +129,7 @@ func (x *step) fencerAnswered(e FencerAnswered) {
 			f.lapses = e.Status.Lapses
 			x.lapse("the guard has stopped it")
 			if !x.starting() {
-				x.do(TellFencer{}) // it waits for the confirmation
+				x.do(TellFencer{}) // the fencer waits for the acknowledgement of the lapse
 			}
 		}
 	}
@@ -149,8 +149,8 @@ func (x *step) fencerAnswered(e FencerAnswered) {
 	}
 }
 
-// hear notes an answer, and returns what is wrong with the fencer. The schedulers are promised two
-// fencers that can stop every kind of workload that runs here; otherwise the node counts as one without.
+// hear records an answer of the fencer and returns the problem with the fencer, if any. Self-fencing
+// requires two fencers that can stop every kind of workload that this agent runs.
 func (x *step) hear(st lease.Status) (problem string) {
 	f := &x.fencer
 	f.grace = st.Grace
@@ -174,8 +174,8 @@ func (f *fencer) heard(st lease.Status, now time.Time) {
 	f.alive = !f.twice.IsZero() && now.Sub(f.twice) < fencerAway
 }
 
-// lapse ends everything that is guarded: starts are broken off, and nothing is started before a newer
-// order.
+// lapse marks all guarded workloads as lapsed: it cancels their starts, and only a newer order
+// starts them again.
 func (x *step) lapse(why string) {
 	for _, w := range x.list() {
 		if w.Intent == nil || !w.Intent.Guarded() || w.memory.lapsed {
@@ -196,13 +196,14 @@ func (x *step) lapse(why string) {
 	})
 }
 
-// isCovered reports whether the fencer will stop a workload at the end of a lease that goes on.
+// isCovered reports whether the fencer will stop a workload when the current lease ends.
 func (x *step) isCovered(w lease.Workload) bool {
 	f := &x.fencer
 	return slices.Contains(f.covered, w) && x.clock < f.confirmed && f.told == f.lapses
 }
 
-// noLease says why a workload cannot be covered now, whatever the fencer answers; empty if it may be.
+// noLease returns the reason why no workload can be covered now, independent of the fencer's
+// answers. It is empty if the fencer may confirm workloads.
 func (x *step) noLease() string {
 	switch {
 	case !x.Settings.Fencer:
@@ -217,14 +218,15 @@ func (x *step) unconfirmed() string {
 	return "the guard has not confirmed this workload: " + x.fencer.problem
 }
 
-// coverOrder makes sure that an order which is about to be taken is guarded: the schedulers rely on that
-// once it is. If it is not, the sender is answered, and asks again after the fencer's next answer.
+// coverOrder reports whether an order can be accepted: an accepted order must be guarded, because
+// the schedulers rely on it. If the workload is not covered yet, coverOrder answers the sender, who
+// retries after the fencer's next answer.
 func (x *step) coverOrder(w *Workload, next *Intent, newer bool) bool {
 	if !next.Guarded() || !next.Running() {
 		return true
 	}
 	if w != nil && w.Intent != nil && w.Waiting() && !newer {
-		return true // it is taken, and not started
+		return true // the order is accepted, but the workload is not started
 	}
 	if x.isCovered(guarded(next)) {
 		return true
@@ -238,19 +240,20 @@ func (x *step) coverOrder(w *Workload, next *Intent, newer bool) bool {
 	first := !slices.ContainsFunc(f.extra, same)
 	f.extra = slices.DeleteFunc(f.extra, same)
 	f.extra = append(f.extra, ahead{guarded(next), x.now.Add(aheadFor)})
-	if first { // a repeated order waits for the next regular exchange with the fencer
+	if first { // a repeated order waits for the next periodic message to the fencer
 		x.do(TellFencer{})
 	}
 	x.answer(Answer{Unavailable: guardError(x.unconfirmed()), Retry: true})
 	return false
 }
 
-// guardError is the text of an error of the fencer, as a driver's errors are written.
+// guardError formats a fencer error like the error of a driver.
 func guardError(why string) string {
 	return "guard: " + why + " (" + string(workload.RuntimeUnhealthy) + ")"
 }
 
-// actUnderLease acts if the fencer has confirmed the lease, or waits until it does.
+// actUnderLease holds an act until the fencer has confirmed its workload. It fails the act if the
+// lease has ended.
 func (x *step) actUnderLease(a *Act) {
 	if w := x.Get(a.ID); w.memory.lapsed {
 		x.failed(a.ID, a.Intent, workload.RuntimeUnhealthy, guardError("the lease has ended"))
@@ -265,7 +268,7 @@ func (x *step) actUnderLease(a *Act) {
 	x.do(TellFencer{})
 }
 
-// cover goes on with acts that wait for the fencer.
+// cover continues or fails the acts that wait for the fencer.
 func (x *step) cover() {
 	var waiting []job
 	x.jobs.Scan(func(_ string, j job) bool {

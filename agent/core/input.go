@@ -7,61 +7,61 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// Input is one thing that happened, and when.
+// Input is an event with the time at which it happened.
 type Input struct {
-	Now   time.Time     // by the clock on the wall
-	Clock time.Duration // since the machine started, which leases are measured by
+	Now   time.Time     // wall clock
+	Clock time.Duration // time since boot; leases are measured by it
 	Event Event
 }
 
-// Event is what happened. The types below implement it.
+// Event is an event for Step. The types below implement it.
 type Event interface{ event() }
 
 type (
-	// Start begins the work on everything that was restored.
+	// Start begins the work on all restored workloads and tombstones.
 	Start struct{}
 
-	// Apply is an order to run a workload, or to keep it stopped. It is answered by an Answer.
+	// Apply is an order to run a workload or to keep it stopped. Answer is the reply.
 	Apply struct{ Order Order }
 
-	// Delete is an order to remove a workload. It is answered by an Answer.
+	// Delete is an order to remove a workload. Answer is the reply.
 	Delete struct {
 		Sender
 		ID          string
 		Generation  workload.Generation
-		Purge       bool // volumes that are to be retained are removed as well
-		KeepVolumes bool // no volume is removed: the workload lives on elsewhere
+		Purge       bool // also remove volumes with the retain policy
+		KeepVolumes bool // keep all volumes: the workload continues on another node
 	}
 
-	// Call judges the sender of any other call, and is answered by an Answer. Changes: the call
-	// changes the machine, so it needs an epoch where the schedulers have one.
+	// Call checks the sender of any other call. Answer is the reply. With Changes, the call changes
+	// the machine and needs an epoch if a leadership is known.
 	Call struct {
 		Sender
 		Changes bool
 	}
 
-	// Heard is the answer of a scheduler to a registration or a heartbeat. It is answered by an
-	// Answer: a refusal means that the scheduler's answer does not count.
+	// Heard is a scheduler's response to a registration or heartbeat. Answer is the reply; on a
+	// refusal the response must be ignored.
 	Heard struct {
 		ClusterID string
 		Epoch     *Epoch
 	}
 
-	// Leased: the schedulers granted a lease until a time on Input.Clock.
+	// Leased: the schedulers granted a lease that ends at Until, on the clock of Input.Clock.
 	Leased struct{ Until time.Duration }
 
-	// Drain: the schedulers want no new workloads here, or want them again.
+	// Drain: the schedulers switch draining on or off. A draining node accepts no new workloads.
 	Drain struct{ On bool }
 
-	// Engines are the drivers made for a cluster label. With Added, kinds join those that are there.
-	// Failed keeps those of before.
+	// Engines reports the drivers made for a cluster label. With Added, the kinds are added to the
+	// existing ones; otherwise they replace them.
 	Engines struct {
 		Cluster string
 		Kinds   []workload.Kind
 		Added   bool
 	}
 
-	// Probed is what an engine says of itself. EngineID is empty if it did not answer.
+	// Probed is the result of a probe of an engine. EngineID is empty if the engine did not answer.
 	Probed struct {
 		Kind     workload.Kind
 		EngineID string
@@ -69,7 +69,8 @@ type (
 		Reason   string
 	}
 
-	// Listed is a list of everything on an engine, or that there was none. Bound says which engine.
+	// Listed is a list of all instances of an engine, or the error in Trouble. Bound identifies the
+	// engine.
 	Listed struct {
 		Kind    workload.Kind
 		Bound   uint64
@@ -78,55 +79,55 @@ type (
 		Trouble string
 	}
 
-	// Looked is a look at one workload that is not being worked on.
+	// Looked is the observed state of one workload on which no Act is under way.
 	Looked struct {
 		ID       string
 		Kind     workload.Kind
-		Bound    uint64 // of the driver, as in Engine
+		Bound    uint64 // Engine.Bound of the driver
 		Observed *workload.Observed
 		Began    time.Time
 	}
 
-	// Done: an Act has ended. Failed is nil if it succeeded.
+	// Done: an Act has ended. Failed is nil on success.
 	Done struct {
 		Act    *Act
 		Failed *Failed
-		// Of a Look: what the engine shows. Whole says that the engine was listed instead; a Listed came
+		// Result of a Look. Whole: the whole engine was listed instead, and its Listed was sent
 		// before.
 		Observed *workload.Observed
 		Began    time.Time
 		Whole    bool
 	}
 
-	// Wake asks for a look at a workload.
+	// Wake requests a look at a workload.
 	Wake struct{ ID string }
 
-	// StoreFailed: the Store effect of an input without sender failed, so that the input had no effect.
-	// ID is the workload that was being worked on.
+	// StoreFailed: the Store effect of an input without sender failed, so the input had no effect.
+	// ID is the Workload of that Store.
 	StoreFailed struct{ ID string }
 
-	// Tick: the time of the last Arm has come.
+	// Tick: the time of the last Arm is reached.
 	Tick struct{}
 
-	// Progress is what a driver is busy with; empty when it is no longer.
+	// Progress is the current activity of a driver for a workload; empty when it has ended.
 	Progress struct{ ID, Text string }
 
-	// Checked is what a health check says now.
+	// Checked is the current state of a health check.
 	Checked struct{ ID, State, Detail string }
 
-	// Measured is what an instance occupies, in bytes.
+	// Measured is the disk use and disk limit of an instance in bytes.
 	Measured struct {
 		ID, RuntimeID string
 		Bytes, Limit  int64
 	}
 
-	// FencerMet is the fencer's first answer to this process. Problem is set if it did not answer.
+	// FencerMet is the fencer's first answer to this process. Problem is set if there was no answer.
 	FencerMet struct {
 		Status  lease.Status
 		Problem string
 	}
 
-	// FencerDue asks for the next message to the fencer, a Renew.
+	// FencerDue requests the next Renew.
 	FencerDue struct{}
 
 	// FencerAnswered is the fencer's answer to a Renew.
@@ -139,10 +140,10 @@ type (
 	// Record adds a task to the history.
 	Record struct{ Task *Task }
 
-	// Forget drops an order that failed for good, if it is still Intent.
+	// Forget drops an order that failed permanently, if it is still Intent.
 	Forget struct{ Intent *Intent }
 
-	// Prune drops history and tombstones beyond their bounds.
+	// Prune drops history and tombstones beyond their limits.
 	Prune struct{}
 )
 
@@ -171,14 +172,14 @@ func (Record) event()         {}
 func (Forget) event()         {}
 func (Prune) event()          {}
 
-// Sender says who sent an order, and to whom. Empty fields are not checked.
+// Sender identifies the sender and the addressee of an order. Empty fields are not checked.
 type Sender struct {
 	Epoch    *Epoch // nil from legacy v1 schedulers and operators
 	Node     string // node id that the order is for
 	Instance string // instance id of the agent that the order is for
 }
 
-// Order is one apply.
+// Order is the content of an Apply.
 type Order struct {
 	Sender
 	ID         string
@@ -194,8 +195,8 @@ type Order struct {
 	OnLostLease string
 	Traits      Traits
 	Body        any
-	// Room is what this node offers of each resource, in the order of Traits.Promises. Nil: orders are
-	// not refused for lack of room.
+	// Room is the node's offer of each resource, in the order of Traits.Promises. If it is nil,
+	// orders are not refused for lack of resources.
 	Room *[3]Room
 }
 
@@ -205,7 +206,7 @@ type Room struct {
 	Total, Reserved, Offer int64
 }
 
-// Failed is why an Act did not succeed.
+// Failed is the reason why an Act failed.
 type Failed struct {
 	Class   workload.Class
 	Message string

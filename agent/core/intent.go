@@ -11,8 +11,8 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// Intent is the last order for one workload: what should be true of it. The JSON names are those of the
-// state file. A published Intent is never changed; a new one replaces it.
+// Intent is the last order for one workload: its desired state. The JSON names are those of the
+// state file. A published Intent is immutable; a change makes a new Intent.
 type Intent struct {
 	ID           string        `json:"id"`
 	Type         workload.Kind `json:"type"`
@@ -22,66 +22,67 @@ type Intent struct {
 	UpdatedAt    time.Time     `json:"updated_at"`
 
 	Generation workload.Generation `json:"generation,omitzero"`
-	// Content is the scheduler's name for the specification; empty from schedulers without one.
+	// Content is the scheduler's id of the specification. It is empty for schedulers that send none.
 	Content string `json:"content,omitempty"`
-	// SpecHash is this agent's name for it. It recognizes the same specification under the name of
-	// another scheduler.
+	// SpecHash is this agent's hash of the specification. It identifies an unchanged specification
+	// that another scheduler sends under a different Content.
 	SpecHash string `json:"spec_hash,omitempty"`
-	// EngineContent is the content label of the instance. It changes only with the specification, or
-	// with who may start the instance.
+	// EngineContent is the content label of the instance. It changes with the specification, and
+	// when the engine may or may not restart the instance by itself.
 	EngineContent string `json:"engine_content,omitempty"`
-	// An instance without content label whose revision label is LegacyRevision has LegacyContent: a
-	// legacy v1 agent made it, and this agent took over its state file.
+	// LegacyRevision and LegacyContent are set if this agent took over the state file of a legacy v1
+	// agent. An instance without content label and with the revision label LegacyRevision was made
+	// by that agent and has the content LegacyContent.
 	LegacyRevision string            `json:"legacy_revision,omitempty"`
 	LegacyContent  string            `json:"legacy_content,omitempty"`
 	Labels         map[string]string `json:"labels,omitempty"`
 	Exclusive      bool              `json:"exclusive,omitempty"`
 	OnLostLease    string            `json:"on_lost_lease,omitempty"`
-	// Deleting: to be removed. Purge also removes volumes that are to be retained.
+	// Deleting: the workload must be removed. Purge also removes volumes with the retain policy.
 	Deleting bool `json:"deleting,omitempty"`
 	Purge    bool `json:"purge,omitempty"`
-	// KeepVolumes: deleted here because the workload lives on elsewhere, so no volume is deleted.
-	// KeepShared: the sender of the delete cannot tell, so no volume that other nodes can reach is
-	// deleted. Both stay in force if a new order comes before the delete is carried out.
+	// KeepVolumes: the workload continues on another node, so the delete keeps all volumes.
+	// KeepShared: the sender cannot tell whether it does, so the delete keeps volumes that other
+	// nodes can reach. Both stay set if a new order arrives before the delete is carried out.
 	KeepVolumes bool `json:"keep_volumes,omitempty"`
 	KeepShared  bool `json:"keep_shared,omitempty"`
-	// Recreate: ordered anew before its delete was carried out.
+	// Recreate: the workload was applied again before its delete was carried out.
 	Recreate bool `json:"recreate,omitempty"`
-	// Restart: a forced restart is due.
+	// Restart: a forced restart is pending.
 	Restart bool `json:"restart,omitempty"`
-	// PreviousTypes still have an instance to remove, because the type changed.
+	// PreviousTypes are former types of the workload whose instances must still be removed.
 	PreviousTypes []workload.Kind `json:"previous_types,omitempty"`
 
-	// Traits are what the core has to know of the specification.
+	// Traits are the properties of the specification that the core needs.
 	Traits Traits `json:"-"`
-	// Body is the specification in the form of the agent API. The core only passes it on.
+	// Body is the specification as an agent API message. The core does not read it.
 	Body any `json:"-"`
 }
 
-// Traits are what the core has to know of a specification.
+// Traits are the properties of a specification that the core needs.
 type Traits struct {
 	RestartPolicy string // of a container: "", no, on-failure, always, unless-stopped
-	// Promises are what placement reserved: millicores, MiB, GiB.
+	// Promises are the resources reserved by placement: millicores, MiB, GiB.
 	Promises [3]int64
-	// DiskLimit is how many bytes the workload may occupy; 0 is no limit.
+	// DiskLimit is the maximum disk use in bytes; 0 means no limit.
 	DiskLimit int64
-	// HealthCheck is the health check as text that changes with it; empty if there is none.
+	// HealthCheck is a text that changes with the health check; empty if there is none.
 	HealthCheck string
 }
 
-// Running reports whether the workload is to run.
+// Running reports whether the desired state is running.
 func (in *Intent) Running() bool { return in.DesiredState == "running" }
 
-// Guarded reports whether the workload is to be stopped when the lease ends.
+// Guarded reports whether the workload must be stopped when the lease ends.
 func (in *Intent) Guarded() bool { return in.Exclusive && in.OnLostLease == "stop" }
 
-// WaitsAfterRestart reports whether a new process leaves the workload alone until it is ordered again,
-// or seen to run: the schedulers may have placed it elsewhere meanwhile.
+// WaitsAfterRestart reports whether the workload is not started after a restart of the agent until
+// it is ordered again or observed running. The schedulers may have placed it on another node
+// meanwhile.
 func (in *Intent) WaitsAfterRestart() bool { return in.Exclusive && in.Running() }
 
-// keepsEnded reports whether the restart policy says that an ended workload stays ended. The engine
-// itself carries out the restarts of on-failure, except those of exclusive workloads, which are the
-// agent's.
+// keepsEnded reports whether the restart policy keeps an ended workload stopped. For on-failure the
+// engine restarts the instance itself, except for exclusive workloads, which the agent restarts.
 func (in *Intent) keepsEnded(o *workload.Observed) bool {
 	switch in.Traits.RestartPolicy {
 	case "no":
@@ -99,7 +100,7 @@ func (in *Intent) desired(asked bool, o *workload.Observed) desired {
 	}
 }
 
-// observed matches an engine's answer with the intent.
+// observed converts an engine's answer into an observation for this intent.
 func (in *Intent) observed(o *workload.Observed) observation {
 	if o == nil {
 		return observation{state: workload.Absent}
@@ -111,7 +112,8 @@ func (in *Intent) observed(o *workload.Observed) observation {
 	return observation{state: o.State, content: content, current: content == "" && o.Revision == in.RevisionID}
 }
 
-// LegacyContentOf is the content of an instance that a legacy v1 agent made; empty if it did not.
+// LegacyContentOf returns the content of an instance made by a legacy v1 agent. It is empty for
+// other instances.
 func (in *Intent) LegacyContentOf(o *workload.Observed) string {
 	switch {
 	case in.LegacyRevision == "":
@@ -125,8 +127,8 @@ func (in *Intent) LegacyContentOf(o *workload.Observed) string {
 	return ""
 }
 
-// restartCounter reads n of a revision c1-<16 hex>-r<n>; 0 if there is none. A higher counter under the
-// same content asks for a restart.
+// restartCounter returns n of a revision c1-<16 hex>-r<n>, or 0 if the revision has another form. A
+// higher counter with the same content requests a restart.
 func restartCounter(revision string) int {
 	if !strings.HasPrefix(revision, "c1-") {
 		return 0
@@ -142,13 +144,14 @@ func restartCounter(revision string) int {
 	return n
 }
 
-// exclusively ends the content of an instance that its engine must not start by itself. An engine keeps
-// the restart policy of an instance, so a workload that becomes exclusive, or ordinary, is replaced in
-// place, with its volumes. No engine starts a VM by itself, so VMs go without.
+// exclusively is appended to the content of an instance that its engine must not restart by itself.
+// The restart policy of an instance cannot be changed, so a workload that becomes exclusive or
+// ordinary is replaced in place and keeps its volumes. VMs get no suffix, because no engine starts a
+// VM by itself.
 const exclusively = "+exclusive"
 
-// follow makes the intent that an order leaves behind old (nil: none). The differences show whether
-// anything has to be done.
+// follow makes the intent for an order. old is the previous intent, or nil. The differences between
+// the two determine the work.
 func follow(old *Intent, o Order, now time.Time) *Intent {
 	state := "running"
 	if !o.Running {
@@ -174,7 +177,8 @@ func follow(old *Intent, o Order, now time.Time) *Intent {
 		next.KeepVolumes, next.KeepShared = old.KeepVolumes, old.KeepShared
 	}
 	if old.Type != o.Kind {
-		// If the type changed back before the first change was carried out, its removal may have begun.
+		// If the type changed back before the first change was carried out, the removal of that
+		// instance may have begun.
 		next.Recreate = slices.Contains(old.PreviousTypes, o.Kind)
 		next.PreviousTypes = slices.DeleteFunc(append(slices.Clone(old.PreviousTypes), old.Type), func(k workload.Kind) bool { return k == o.Kind })
 		return next
@@ -183,13 +187,13 @@ func follow(old *Intent, o Order, now time.Time) *Intent {
 		next.Generation = old.Generation
 	}
 	if next.sameSpec(old) {
-		// The fencer stops only instances with our labels, so an instance of a legacy v1 agent is
-		// replaced before it is guarded.
+		// The fencer stops only labelled instances. An instance of a legacy v1 agent has no labels
+		// and must be replaced before it is guarded.
 		unmarked := next.Guarded() && !old.Guarded() && old.EngineContent == old.LegacyContent
 		if (next.Exclusive == old.Exclusive || o.Kind == workload.VM) && !unmarked {
 			next.EngineContent = old.EngineContent
 		} else if old.Exclusive && !next.Exclusive && old.EngineContent == next.EngineContent {
-			// Earlier versions did not add the ending.
+			// Earlier versions did not append the suffix.
 			next.EngineContent += "+ordinary"
 		}
 		next.Restart = old.Restart || restartCounter(next.RevisionID) > restartCounter(old.RevisionID)
@@ -197,14 +201,14 @@ func follow(old *Intent, o Order, now time.Time) *Intent {
 	return next
 }
 
-// removed takes off what remained of a delete, once it is carried out.
+// removed clears the volume flags of a delete after it was carried out.
 func (in *Intent) removed() {
 	if !in.Recreate && len(in.PreviousTypes) == 0 {
 		in.KeepVolumes, in.KeepShared = false, false
 	}
 }
 
-// sameSpec: an engine would see no difference.
+// sameSpec reports whether both intents have the same specification.
 func (in *Intent) sameSpec(old *Intent) bool {
 	if in.Type != old.Type {
 		return false
@@ -212,25 +216,25 @@ func (in *Intent) sameSpec(old *Intent) bool {
 	return in.SpecHash == old.SpecHash || in.Content != "" && in.Content == old.Content
 }
 
-// sameEffect: an engine has the same to do. old may be nil.
+// sameEffect reports whether both intents require the same actions of an engine. old may be nil.
 func (in *Intent) sameEffect(old *Intent) bool {
 	return old != nil && in.Type == old.Type && in.EngineContent == old.EngineContent && in.Running() == old.Running() && in.Recreate == old.Recreate
 }
 
-// sameOrder: the order asks for nothing new.
+// sameOrder reports whether in requests nothing beyond old.
 func (in *Intent) sameOrder(old *Intent) bool {
 	return !old.Deleting && in.sameSpec(old) && in.EngineContent == old.EngineContent && in.DesiredState == old.DesiredState &&
 		in.Recreate == old.Recreate && in.Restart == old.Restart && slices.Equal(in.PreviousTypes, old.PreviousTypes)
 }
 
-// sameRecord: nothing has to be stored either.
+// sameRecord reports whether in need not be stored because old is equal.
 func (in *Intent) sameRecord(old *Intent) bool {
 	return in.sameOrder(old) && in.RevisionID == old.RevisionID && in.Generation == old.Generation &&
 		in.Content == old.Content && in.Exclusive == old.Exclusive && in.OnLostLease == old.OnLostLease &&
 		in.Traits.HealthCheck == old.Traits.HealthCheck
 }
 
-// maxPromise bounds one promise, so that sums of them do not overflow.
+// maxPromise limits one promise, so that sums of promises do not overflow.
 const maxPromise = 1 << 40
 
 func (in *Intent) promises() (out [3]int64) {

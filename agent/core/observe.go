@@ -7,9 +7,9 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// setEngines takes over new drivers.
+// setEngines replaces the drivers, or adds some.
 func (x *step) setEngines(e Engines) {
-	// Engines that are added do not end a replacement of the drivers that is still under way.
+	// Added engines do not end a running replacement of the drivers.
 	waited := !e.Added && x.rebinding != ""
 	old := x.engines
 	if !e.Added {
@@ -20,14 +20,14 @@ func (x *step) setEngines(e Engines) {
 		x.bounds++
 		next := Engine{Kind: kind, Bound: x.bounds}
 		for _, was := range old {
-			if was.Kind == kind { // another label, the same engine
+			if was.Kind == kind { // the same engine with another cluster label
 				next.Probed, next.Healthy, next.EngineID, next.Reason = was.Probed, was.Healthy, was.EngineID, was.Reason
 			}
 		}
 		x.engines = append(x.engines, next)
 	}
 	sortEngines(x.engines)
-	if waited { // work rests while drivers are replaced
+	if waited { // work is suspended while drivers are replaced
 		for w := range x.State.Workloads() {
 			x.due(w.ID, x.now)
 		}
@@ -50,7 +50,7 @@ func (x *step) probed(p Probed) {
 	}
 	id := p.EngineID
 	if !p.Healthy && id == "" {
-		id = e.EngineID // it is away, not another engine
+		id = e.EngineID // the engine does not answer, but is the same engine
 	}
 	if !e.Probed || e.Healthy != p.Healthy || e.EngineID != id {
 		x.do(Register{})
@@ -58,9 +58,9 @@ func (x *step) probed(p Probed) {
 	e.Probed, e.Healthy, e.EngineID, e.Reason = true, p.Healthy, id, p.Reason
 }
 
-// listed takes over a list of an engine, or that there was none, and asks for the work that follows. A
-// workload is not forgotten because its engine does not answer. A list that began before a look at a
-// workload alone, and took longer, changes nothing about it.
+// listed applies the list of an engine, or its error, and schedules the work that follows. Workloads
+// of an engine that does not answer are kept. A list is ignored for workloads that were looked at
+// after the list began.
 func (x *step) listed(l Listed) {
 	e := x.engine(l.Kind)
 	if e == nil || e.Bound != l.Bound {
@@ -113,9 +113,9 @@ func (x *step) listed(l Listed) {
 	}
 }
 
-// orphan judges an instance with our labels that nobody ordered. If it was deleted at its generation or
-// later, the delete is carried out again. Otherwise it is only reported: it may be the last copy of
-// something.
+// orphan handles an instance with our labels and no order. If a tombstone has its generation or a
+// higher one, the delete is carried out again. Otherwise the instance is only reported, because it
+// may be the last copy of its data.
 func (x *step) orphan(w *Workload, o *workload.Observed) {
 	t := x.Tombstone(w.ID)
 	if t == nil || t.Generation.Less(o.Generation) {
@@ -128,12 +128,12 @@ func (x *step) orphan(w *Workload, o *workload.Observed) {
 	x.due(w.ID, x.now)
 }
 
-// looked takes over a look at one workload.
+// looked applies a look at one workload.
 func (x *step) looked(l Looked) {
 	w := x.Get(l.ID)
 	e := x.engine(l.Kind)
 	if w == nil || w.Intent == nil || w.Kind != l.Kind || e == nil || e.Bound != l.Bound {
-		return // among others: the driver that looked has been replaced
+		return // the workload is gone or has another type, or the driver was replaced
 	}
 	w = x.edit(w)
 	w.saw(l.Observed, l.Began, x.now)
@@ -141,15 +141,15 @@ func (x *step) looked(l Looked) {
 	x.publish(w)
 }
 
-// saw takes over a look at this workload alone, unless one that began later has ended before.
+// saw stores a look at this workload, unless a later look was stored already.
 func (w *Workload) saw(o *workload.Observed, began, now time.Time) {
 	if !w.lookedAt.After(began) {
 		w.Observed, w.Seen, w.lookedAt = o, now, began
 	}
 }
 
-// measured compares what an instance occupies with its limit. One above the limit is stopped. One that
-// was stopped may run again if somebody made room in its volumes or raised the limit.
+// measured compares the disk use of an instance with its limit. An instance over its limit is
+// stopped. It may run again when its use drops below the limit or the limit is raised.
 func (x *step) measured(m Measured) {
 	w := x.Get(m.ID)
 	if w == nil || w.Intent == nil || w.Observed == nil || w.Observed.RuntimeID != m.RuntimeID {

@@ -12,8 +12,8 @@ func (x *step) answer(a Answer) { x.do(a) }
 
 func (x *step) refuse(no *Refusal) { x.answer(Answer{Refusal: no}) }
 
-// admit passes the first fence. It stores the sender's epoch, also if the order is refused for another
-// reason: the leadership exists all the same.
+// admit applies the first fence. It stores the sender's epoch even if the order is refused later,
+// because the leadership exists in any case.
 func (x *step) admit(from Sender) *Refusal {
 	if no := JudgeNode(x.Node, from.Node); no != nil {
 		return no
@@ -39,7 +39,8 @@ func (x *step) writeMeta() {
 	x.write(true).Meta = &meta
 }
 
-// rebind asks for drivers that label with the cluster's own id, while no instance carries another.
+// rebind requests drivers that label instances with the cluster's id, unless there are workloads
+// with another label.
 func (x *step) rebind() {
 	cluster := x.Meta.Epoch.ClusterID
 	if x.Bound == "" || cluster == "" || cluster == x.Bound || cluster == x.rebinding || x.Meta.Engine != "" && x.ordered() {
@@ -49,7 +50,7 @@ func (x *step) rebind() {
 	x.do(Rebind{cluster})
 }
 
-// call judges who calls. A read changes nothing, so a read without epoch is answered.
+// call checks the sender of a call. A call without epoch is accepted if it changes nothing.
 func (x *step) call(c Call) {
 	if no := JudgeNode(x.Node, c.Sender.Node); no != nil {
 		x.refuse(no)
@@ -66,8 +67,8 @@ func (x *step) call(c Call) {
 	x.answer(Answer{Refusal: x.admit(Sender{Epoch: c.Epoch})})
 }
 
-// heard judges the answer of a scheduler. One from another cluster, or from a leadership that another
-// one has superseded, does not count.
+// heard checks the response of a scheduler. It refuses responses of another cluster, another shard
+// or a superseded leadership.
 func (x *step) heard(h Heard) {
 	got := Epoch{ClusterID: h.ClusterID}
 	if h.Epoch != nil && h.Epoch.Owned() {
@@ -97,7 +98,7 @@ func (x *step) heard(h Heard) {
 	x.answer(Answer{})
 }
 
-// apply judges an order, stores it, and asks for the work.
+// apply checks an order, stores it and schedules the work.
 func (x *step) apply(o Order) {
 	if o.OnLostLease == "stop" {
 		if !x.Settings.Fencer {
@@ -140,12 +141,12 @@ func (x *step) apply(o Order) {
 		return
 	}
 	if tomb.open() && old == nil {
-		next.Recreate = true // the delete is not carried out yet
+		next.Recreate = true // the delete has not been carried out yet
 		next.KeepVolumes, next.KeepShared = tomb.KeepVolumes, tomb.KeepShared
 	}
 	if old == nil && w != nil && w.Kind != o.Kind {
 		next.PreviousTypes = []workload.Kind{w.Kind}
-		next.KeepVolumes = next.KeepVolumes || !tomb.open() // nobody has deleted the volumes of an orphan
+		next.KeepVolumes = next.KeepVolumes || !tomb.open() // the volumes of an orphan were not deleted
 	}
 	newer := old == nil || old.Generation.Less(next.Generation)
 	if !x.coverOrder(w, next, newer) {
@@ -154,7 +155,7 @@ func (x *step) apply(o Order) {
 	x.accept(o, w, old, next, newer)
 }
 
-// accept takes an order that has been judged.
+// accept stores a checked order and schedules the work.
 func (x *step) accept(o Order, w *Workload, old, next *Intent, newer bool) {
 	skip := old != nil && next.sameOrder(old) && !w.Task.Open() && w.settled()
 	if !skip || !next.sameRecord(old) || x.writes {
@@ -176,8 +177,8 @@ func (x *step) accept(o Order, w *Workload, old, next *Intent, newer bool) {
 	if j, _ := x.jobs.Get(o.ID); j.act != nil && old != nil && !next.sameEffect(old) {
 		x.do(Cancel{Act: j.act, Starting: true})
 	}
-	// A guarded workload that waits needs a newer order than it has: the same order may be from before it
-	// was stopped.
+	// A waiting guarded workload needs a newer order: an order of the same generation may have been
+	// sent before the workload was stopped.
 	if w.Waiting() && (newer || !next.Guarded()) {
 		w.memory.waits, w.memory.lapsed = false, false
 		x.due(o.ID, x.now)
@@ -195,10 +196,10 @@ func (x *step) accept(o Order, w *Workload, old, next *Intent, newer bool) {
 	x.answer(Answer{Message: "queued", Intent: next, Task: t})
 }
 
-// room refuses an order that does not fit: the promises of all orders together, against what this node
-// offers. Momentary use decides nothing. An order that asks for no more than the one before it fits, so
-// that smaller settings stop nothing. Schedulers that know the settings place nothing beyond them; this
-// is for the others, and for a standalone agent.
+// room refuses an order if the promises of all orders would exceed the resources that this node
+// offers. Actual usage does not count. An order that asks for no more than its predecessor is
+// accepted, so that lower settings stop no workload. Schedulers that know the settings respect them
+// already; this check is for other schedulers and for a standalone agent.
 func (x *step) room(next, old *Intent, offers *[3]Room) *Refusal {
 	if offers == nil {
 		return nil
@@ -225,8 +226,8 @@ func (x *step) room(next, old *Intent, offers *[3]Room) *Refusal {
 	return nil
 }
 
-// delete judges a delete, stores it, and asks for the work. The tombstone is stored even if nothing is
-// here: an older apply may still be on its way.
+// delete checks a delete, stores it and schedules the work. The tombstone is stored even if the
+// workload is not here, because an older apply may still arrive.
 func (x *step) delete(d Delete) {
 	if no := x.admit(d.Sender); no != nil {
 		x.refuse(no)
@@ -248,10 +249,10 @@ func (x *step) delete(d Delete) {
 		}
 	}
 	grave := Tombstone{ID: d.ID, Generation: d.Generation, DeletedAt: x.now, KeepVolumes: d.KeepVolumes}
-	// A legacy v1 scheduler also deletes what it has placed elsewhere, and does not say so.
+	// A legacy v1 scheduler sends the same delete for a workload that it placed on another node.
 	grave.KeepShared = d.Epoch == nil && !x.Standalone
 	if old != nil && grave.Generation.Less(old.Generation) {
-		grave.Generation = old.Generation // a standalone agent is told no generation
+		grave.Generation = old.Generation // deletes for a standalone agent carry no generation
 	}
 	if tomb != nil && grave.Generation.Less(tomb.Generation) {
 		grave.Generation = tomb.Generation
@@ -278,7 +279,7 @@ func (x *step) delete(d Delete) {
 	}
 	t := NewTask(ActionDelete, d.ID, x.now)
 	if again && open.Open() && open.Action == ActionDelete {
-		t = open // the same work
+		t = open // continue the open task
 	}
 	x.supersede(open, t)
 	x.setTombstone(grave)

@@ -8,24 +8,25 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// Meta is the agent's own record.
+// Meta is the agent's own record in the state file.
 type Meta struct {
-	// Epoch is the first fence; with only a ClusterID, the cluster this node joined.
+	// Epoch is the highest epoch seen, for the first fence. If only ClusterID is set, it is the
+	// cluster that this node joined.
 	Epoch Epoch `json:"epoch,omitzero"`
-	// InstanceID is random, made once for each state file: it tells two machines under one node id
-	// apart.
+	// InstanceID is a random id, made once per state file. It distinguishes two machines with the
+	// same node id.
 	InstanceID string `json:"instance_id"`
-	// Node is the node whose workloads these are.
+	// Node is the node id of the workloads in the file.
 	Node string `json:"node,omitempty"`
-	// KeyID names the key that sealed the secrets in the file.
+	// KeyID is the id of the key that encrypts the secrets in the file.
 	KeyID string `json:"key_id"`
-	// Engine is the cluster id on the labels of instances. It is fixed while there are workloads,
-	// because labels of an instance cannot be changed.
+	// Engine is the cluster id on the labels of instances. It does not change while there are
+	// workloads, because the labels of an instance cannot be changed.
 	Engine string `json:"engine,omitempty"`
 }
 
-// Tombstone keeps the generation at which a workload was deleted, so that an older order that comes
-// late is refused.
+// Tombstone records the generation at which a workload was deleted, so that older orders that arrive
+// later are refused.
 type Tombstone struct {
 	ID         string              `json:"id"`
 	Generation workload.Generation `json:"generation,omitzero"`
@@ -33,37 +34,39 @@ type Tombstone struct {
 	// KeepVolumes, KeepShared: see Intent.
 	KeepVolumes bool `json:"keep_volumes,omitempty"`
 	KeepShared  bool `json:"keep_shared,omitempty"`
-	// Done: nothing of the workload is left. Until then the tombstone is an order to be carried out.
+	// Done: the workload was removed completely. Until then the tombstone is a pending delete.
 	Done bool `json:"done,omitempty"`
 
-	version uint64 // of the last change to report; not stored
+	version uint64 // State.Version of the last change; not stored
 }
 
-// open reports whether the delete has still to be carried out.
+// open reports whether the delete is still pending.
 func (t *Tombstone) open() bool { return t != nil && !t.Done }
 
-// closed is the tombstone after a newer order: removing the old instance is part of that order now.
+// closed returns the tombstone as done. It is used when a newer order includes the removal of the
+// old instance.
 func (t *Tombstone) closed() *Tombstone {
 	done := *t
 	done.Done = true
 	return &done
 }
 
-// Failure is what the agent remembers of failed steps; zero means that nothing failed.
+// Failure records the failed steps of a workload. The zero value means that no step failed.
 type Failure struct {
 	Class    workload.Class `json:"class,omitempty"`
 	Message  string         `json:"message,omitempty"`
 	Attempts int            `json:"attempts,omitempty"`
 	At       time.Time      `json:"at,omitzero"`
-	// Next is when to try again. Zero with Attempts > 0 means never: the schedulers decide.
+	// Next is the time of the next attempt. If it is zero and Attempts > 0, there is no further
+	// attempt: the schedulers decide.
 	Next time.Time `json:"next,omitzero"`
-	// Final: reported as Failed. Until then the workload is Pending.
+	// Final: the workload is reported as Failed. Otherwise it is reported as Pending.
 	Final bool `json:"final,omitempty"`
-	// Ended marks the end of an instance that is already counted.
+	// Ended identifies the last end of an instance that was counted.
 	Ended string `json:"ended,omitempty"`
 }
 
-// Kinds and states of tasks, as ListActions filters by them.
+// Actions and states of tasks. ListActions filters by them.
 const (
 	ActionApply  = "apply_workload"
 	ActionDelete = "delete_workload"
@@ -75,8 +78,8 @@ const (
 	TaskFailed    = "failed"
 )
 
-// Bounds of the task history and of tombstones. Tombstones outlive any order that may still be on its
-// way.
+// Limits of the task history and of tombstones. Tombstones are kept longer than an order can be in
+// transit.
 const (
 	MaxTasks   = 1000
 	maxTaskAge = 7 * 24 * time.Hour
@@ -85,8 +88,8 @@ const (
 	maxTombstoneAge = 7 * 24 * time.Hour
 )
 
-// Task is the history of one order. Carrying out an order does not depend on it. A published Task is
-// never changed; a new one replaces it.
+// Task is the history entry of one order. Orders are carried out independently of it. A published
+// Task is immutable; a change makes a new Task.
 type Task struct {
 	ID        string    `json:"task_id"`
 	Workload  string    `json:"workload_id"`
@@ -98,7 +101,7 @@ type Task struct {
 	EndedAt   time.Time `json:"ended_at,omitzero"`
 }
 
-// NewTask is one that begins now.
+// NewTask makes a pending task created now.
 func NewTask(action, id string, now time.Time) *Task {
 	word := "apply"
 	if action == ActionDelete {
@@ -109,17 +112,17 @@ func NewTask(action, id string, now time.Time) *Task {
 	}
 }
 
-// Open reports whether the task has not ended. A nil task has.
+// Open reports whether the task is pending or running. A nil task is not open.
 func (t *Task) Open() bool { return t != nil && (t.Status == TaskPending || t.Status == TaskRunning) }
 
-// Started is the task when its work has begun.
+// Started returns the task as running since now.
 func (t *Task) Started(now time.Time) *Task {
 	next := *t
 	next.Status, next.StartedAt = TaskRunning, now
 	return &next
 }
 
-// Ended is the task when its work has ended.
+// Ended returns the task as completed or failed at now.
 func (t *Task) Ended(message string, failed bool, now time.Time) *Task {
 	next := *t
 	next.Status, next.Error, next.EndedAt = TaskCompleted, Valid(message), now
@@ -129,8 +132,8 @@ func (t *Task) Ended(message string, failed bool, now time.Time) *Task {
 	return &next
 }
 
-// key orders tasks from the oldest to the newest.
+// key orders tasks by creation time, oldest first.
 func (t *Task) key() string { return fmt.Sprintf("%020d/%s", max(0, t.CreatedAt.UnixNano()), t.ID) }
 
-// Valid is text in which everything that is not UTF-8 is replaced: protobuf refuses to send it.
+// Valid replaces invalid UTF-8 in text, which protobuf refuses to marshal.
 func Valid(text string) string { return strings.ToValidUTF8(text, "\ufffd") }

@@ -12,35 +12,36 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// Settings of an agent that never change.
+// Settings are the fixed settings of an agent.
 type Settings struct {
 	Node string
-	// Standalone: there are no schedulers, and orders without epoch are always taken.
+	// Standalone: there are no schedulers, and orders without epoch are always accepted.
 	Standalone bool
-	// Fencer: there is a fencer. Without one, orders that need it are refused.
+	// Fencer: a fencer is configured. Without one, orders with on_lost_lease: stop are refused.
 	Fencer bool
-	// Threshold is the share of Room, in percent, that may be promised. It only appears in refusals.
+	// Threshold is the percentage of the node's resources that may be promised. It is used only in
+	// the text of refusals.
 	Threshold int
-	// Concurrency is how many workloads are worked on at a time.
+	// Concurrency is the maximum number of workloads in work at the same time.
 	Concurrency int
 	Policy      Policy
-	// StopGrace is what a workload gets to end by itself.
+	// StopGrace is how long a workload may take to stop before it is killed.
 	StopGrace time.Duration
 }
 
-// State is everything that an agent knows. Make one with Restore. It is never changed in place. Any number
-// of goroutines may read it while one at a time calls Step with it.
+// State is the complete state of an agent. Restore makes one. A State is never changed in place. Any
+// number of goroutines may read it while one calls Step with it.
 type State struct {
 	Settings
 	Meta     Meta
 	Draining bool
 	// Bound is the cluster id on the labels of new instances.
 	Bound string
-	// Version of the newest change to report.
+	// Version is the version of the newest change to report.
 	Version uint64
 
-	rebinding string // cluster of the Rebind under way
-	bounds    uint64 // counts engines
+	rebinding string // cluster id of the pending Rebind
+	bounds    uint64 // last value of Engine.Bound
 	engines   []Engine
 	workloads *btree.Map[string, *Workload]
 	tombs     *btree.Map[string, *Tombstone]
@@ -50,22 +51,22 @@ type State struct {
 	armed     time.Time
 }
 
-// Engine is what is known of one engine.
+// Engine is the state of one engine.
 type Engine struct {
 	Kind     workload.Kind
-	Bound    uint64 // changes when another driver takes its place
+	Bound    uint64 // changes with each new driver
 	Probed   bool
 	Healthy  bool
 	EngineID string
-	Reason   string // why it is not healthy
-	Listed   bool   // some list succeeded
+	Reason   string // why the engine is not healthy
+	Listed   bool   // at least one list succeeded
 	Trouble  string // why the last list failed; empty if it did not
 }
 
 // Works reports whether the engine can run workloads now.
 func (e Engine) Works() bool { return e.Probed && e.Healthy && e.Trouble == "" }
 
-// Cause says why the engine does not work.
+// Cause returns the reason why the engine does not work.
 func (e Engine) Cause() string {
 	switch {
 	case e.Trouble != "":
@@ -76,39 +77,40 @@ func (e Engine) Cause() string {
 	return e.Reason
 }
 
-// Workload is what is known of one id. A published Workload is never changed.
+// Workload is the state of one workload id. A published Workload is immutable.
 type Workload struct {
 	ID string
-	// Intent is nil for an instance with our labels that nobody ordered: it is reported and left alone.
+	// Intent is nil for an instance with our labels and no order. Such an instance is reported and
+	// left alone.
 	Intent   *Intent
 	Kind     workload.Kind
-	Observed *workload.Observed // nil: the engine does not list it
-	Seen     time.Time          // of the last look; zero before the first
+	Observed *workload.Observed // nil: absent on the engine
+	Seen     time.Time          // time of the last look; zero before the first
 	Failure  Failure
 	Task     *Task // the newest
 	Status   *Status
 
-	lookedAt time.Time // beginning of the last look at it alone
+	lookedAt time.Time // start of the last look at this workload alone
 	memory   memory
-	busy     string // what a driver is busy with
-	health   string // state of its health check
+	busy     string // current activity of the driver
+	health   string // state of the health check
 	detail   string
-	watched  string // instance of the health check
-	// checkedOn has the addresses of the health check.
+	watched  string // Watch.Instance of the current health check
+	// checkedOn holds the addresses and ports used by the health check.
 	checkedOn *workload.Observed
-	version   uint64 // of Status
+	version   uint64 // State.Version of Status
 }
 
-// memory is what the process remembers of a workload. It is not stored.
+// memory is the part of a workload's state that is not stored.
 type memory struct {
-	asked  bool // an order came since the last attempt
+	asked  bool // see desired.asked
 	waits  bool // see desired.waits
 	lapsed bool // see desired.lapsed
 	over   excess
 }
 
-// excess says that an instance occupies more than its disk limit. It is stopped, and stays so until the
-// order or the instance changes. The zero value says nothing.
+// excess records that an instance exceeds its disk limit. The instance stays stopped until the order
+// or the instance changes. The zero value means no excess.
 type excess struct {
 	content, instance string
 	message           string
@@ -128,16 +130,17 @@ type Saved struct {
 	Tombstones []*Tombstone
 }
 
-// SavedStatus is the last report of a workload and its failures, stored so that both survive a restart.
+// SavedStatus is the last report of a workload and its failures, stored so that both survive a
+// restart.
 type SavedStatus struct {
 	Status  *Status
 	Failure Failure
 }
 
-// degree of the trees.
+// degree is the degree of the B-trees.
 const degree = 16
 
-// Restore is the State of a process that begins with a file.
+// Restore makes the State of a new process from its state file.
 func Restore(set Settings, saved Saved, now time.Time) State {
 	s := State{
 		Settings: set, Meta: saved.Meta, workloads: btree.NewMap[string, *Workload](degree), tombs: btree.NewMap[string, *Tombstone](degree),
@@ -152,11 +155,11 @@ func Restore(set Settings, saved Saved, now time.Time) State {
 	}
 	for _, in := range saved.Intents {
 		w := &Workload{ID: in.ID, Intent: in, Kind: in.Type, Task: latest[in.ID]}
-		w.memory.asked = w.Task.Open() // acknowledged, and perhaps not begun
+		w.memory.asked = w.Task.Open() // the order was acknowledged, but its work may not have begun
 		w.memory.waits = in.WaitsAfterRestart() && !set.Standalone
 		if st, ok := saved.Status[in.ID]; ok {
 			w.Failure, w.Status = st.Failure, st.Status
-			// If the clock has been set back, the next attempt would be too far away.
+			// If the clock was set back, the next attempt would be too late.
 			if limit := now.Add(set.Policy.Max); w.Failure.Next.After(limit) {
 				w.Failure.Next = limit
 			}
@@ -165,15 +168,15 @@ func Restore(set Settings, saved Saved, now time.Time) State {
 	}
 	for _, t := range saved.Tombstones {
 		if w, ok := s.workloads.Get(t.ID); ok && !w.Intent.Deleting && !t.Done {
-			t = t.closed() // earlier versions left it open when its workload was ordered anew
+			t = t.closed() // earlier versions left it open when the workload was applied again
 		}
 		s.tombs.Set(t.ID, t)
 	}
 	return s
 }
 
-// Label is the cluster id to label instances with, before any answer of a scheduler. unbound is for an
-// agent that knows none.
+// Label returns the cluster id for instance labels at the start of the agent. It returns unbound if
+// the agent knows no cluster id.
 func (s State) Label(unbound string) string {
 	switch {
 	case s.Meta.Engine != "" && s.workloads.Len() > 0:
@@ -184,13 +187,13 @@ func (s State) Label(unbound string) string {
 	return unbound
 }
 
-// Get is one workload; nil if there is none.
+// Get returns a workload, or nil.
 func (s State) Get(id string) *Workload {
 	w, _ := s.workloads.Get(id)
 	return w
 }
 
-// Intent is the order for a workload; nil if there is none.
+// Intent returns the order for a workload, or nil.
 func (s State) Intent(id string) *Intent {
 	if w := s.Get(id); w != nil {
 		return w.Intent
@@ -198,22 +201,22 @@ func (s State) Intent(id string) *Intent {
 	return nil
 }
 
-// Tombstone of a workload; nil if there is none.
+// Tombstone returns the tombstone of a workload, or nil.
 func (s State) Tombstone(id string) *Tombstone {
 	t, _ := s.tombs.Get(id)
 	return t
 }
 
-// Workloads are all workloads, by id.
+// Workloads iterates over all workloads, ordered by id.
 func (s State) Workloads() iter.Seq[*Workload] { return values(s.workloads) }
 
-// Tombstones are all tombstones, by id.
+// Tombstones iterates over all tombstones, ordered by id.
 func (s State) Tombstones() iter.Seq[*Tombstone] { return values(s.tombs) }
 
-// Tasks are the history, oldest first.
+// Tasks iterates over the task history, oldest first.
 func (s State) Tasks() iter.Seq[*Task] { return values(s.tasks) }
 
-// TasksNewestFirst are the history, newest first.
+// TasksNewestFirst iterates over the task history, newest first.
 func (s State) TasksNewestFirst() iter.Seq[*Task] {
 	return func(yield func(*Task) bool) { s.tasks.Reverse(func(_ string, t *Task) bool { return yield(t) }) }
 }
@@ -222,10 +225,10 @@ func values[V any](m *btree.Map[string, V]) iter.Seq[V] {
 	return func(yield func(V) bool) { m.Scan(func(_ string, v V) bool { return yield(v) }) }
 }
 
-// Len is the number of workloads.
+// Len returns the number of workloads.
 func (s State) Len() int { return s.workloads.Len() }
 
-// Ordered reports whether there are orders.
+// ordered reports whether there are orders.
 func (s State) ordered() bool {
 	for w := range s.Workloads() {
 		if w.Intent != nil {
@@ -235,7 +238,7 @@ func (s State) ordered() bool {
 	return false
 }
 
-// Guards reports whether some order is to end with the lease.
+// Guards reports whether any order has on_lost_lease: stop.
 func (s State) Guards() bool {
 	for w := range s.Workloads() {
 		if w.Intent != nil && w.Intent.Guarded() {
@@ -245,10 +248,10 @@ func (s State) Guards() bool {
 	return false
 }
 
-// Engines are the engines, containers first.
+// Engines returns the engines: containers, stacks, VMs.
 func (s State) Engines() []Engine { return s.engines }
 
-// Engine of a kind.
+// Engine returns the engine of a kind.
 func (s State) Engine(kind workload.Kind) (Engine, bool) {
 	for _, e := range s.engines {
 		if e.Kind == kind {
@@ -258,8 +261,8 @@ func (s State) Engine(kind workload.Kind) (Engine, bool) {
 	return Engine{}, false
 }
 
-// EngineID is the id under which host ports are reserved: that of the container engine, or of the first
-// engine that has one.
+// EngineID returns the id under which host ports are reserved: the id of the container engine, or of
+// the first engine that has an id.
 func (s State) EngineID() string {
 	for _, e := range s.engines {
 		if e.EngineID != "" {
@@ -269,7 +272,8 @@ func (s State) EngineID() string {
 	return ""
 }
 
-// Working reports whether something is to be done about a workload now: nobody else should touch it.
+// Working reports whether work on a workload is pending or under way. Other code must not touch the
+// workload meanwhile.
 func (s State) Working(id string) bool {
 	if s.Tombstone(id).open() {
 		return true
@@ -284,7 +288,7 @@ func (s State) InWork(id string) bool {
 	return j.busy()
 }
 
-// Depth is how many workloads are due, now or later, or in work.
+// Depth counts the workloads that are due, now or later, and those in work.
 func (s State) Depth() (n int) {
 	for j := range values(s.jobs) {
 		if j.busy() {
@@ -297,7 +301,8 @@ func (s State) Depth() (n int) {
 	return n
 }
 
-// LegacyContent is the content of an instance without content label, if this agent took it over.
+// LegacyContent returns the content of an instance without content label that was taken over from a
+// legacy v1 agent.
 func (s State) LegacyContent(id, runtimeID string) (string, bool) {
 	w := s.Get(id)
 	if w == nil || w.Intent == nil || w.Observed == nil || w.Observed.RuntimeID != runtimeID {
@@ -307,15 +312,14 @@ func (s State) LegacyContent(id, runtimeID string) (string, bool) {
 	return content, content != ""
 }
 
-// Taken reports whether a workload was taken over from a legacy v1 agent. Instances that were ordered
-// since have our labels.
+// Taken reports whether a workload was taken over from a legacy v1 agent.
 func (s State) Taken(kind workload.Kind, id string) bool {
 	in := s.Intent(id)
 	return in != nil && in.LegacyContent != "" && (in.Type == kind || slices.Contains(in.PreviousTypes, kind))
 }
 
-// MeasuredLimit is the disk limit, in bytes, that the agent has to keep for an instance; 0 if there is
-// none, or its engine keeps it.
+// MeasuredLimit returns the disk limit in bytes that the agent must enforce for an instance. It is 0
+// if there is no limit or the engine enforces it.
 func (s State) MeasuredLimit(o *workload.Observed) int64 {
 	in := s.Intent(string(o.ID))
 	if in == nil || o.DiskCapped {
@@ -324,7 +328,7 @@ func (s State) MeasuredLimit(o *workload.Observed) int64 {
 	return in.Traits.DiskLimit
 }
 
-// Promised is what all orders reserve together: millicores, MiB, GiB.
+// Promised returns the resources reserved by all orders: millicores, MiB, GiB.
 func (s State) Promised() (out [3]int64) {
 	for w := range s.Workloads() {
 		if w.Intent != nil {
@@ -336,9 +340,9 @@ func (s State) Promised() (out [3]int64) {
 	return out
 }
 
-// FailedSince are orders that failed for good before a time and have no instance, by id. It is empty
-// where the schedulers know epochs: those decide about failed orders themselves, and legacy v1 schedulers
-// leave it to agents.
+// FailedSince returns the orders that failed permanently at or before a time and have no instance,
+// ordered by id. It returns none if the schedulers use epochs, because such schedulers handle failed
+// orders themselves. Legacy v1 schedulers leave them to agents.
 func (s State) FailedSince(before time.Time) (out []*Workload) {
 	if s.Standalone || s.Meta.Epoch.Owned() {
 		return nil
@@ -352,7 +356,7 @@ func (s State) FailedSince(before time.Time) (out []*Workload) {
 	return out
 }
 
-// ObservedOn are the instances that an engine showed last, by id.
+// ObservedOn returns the instances last observed on an engine, ordered by id.
 func (s State) ObservedOn(kind workload.Kind) (out []workload.Observed) {
 	for w := range s.Workloads() {
 		if w.Kind == kind && w.Observed != nil {
@@ -362,8 +366,8 @@ func (s State) ObservedOn(kind workload.Kind) (out []workload.Observed) {
 	return out
 }
 
-// SelfFencing says what is registered of the fencer: whether it works, and within how many seconds after
-// the end of a lease it has stopped everything.
+// SelfFencing returns the registered facts about the fencer: whether it works, and the time after
+// the end of a lease within which all guarded workloads are stopped.
 func (s State) SelfFencing() (bool, time.Duration) {
 	if !s.Settings.Fencer || !s.fencer.alive {
 		return false, 0
@@ -371,12 +375,12 @@ func (s State) SelfFencing() (bool, time.Duration) {
 	return true, lease.Bound(s.fencer.grace)
 }
 
-// repeated is how long a full report repeats what was deleted.
+// repeated is how long full reports include deleted workloads.
 const repeated = 10 * time.Minute
 
-// Changes are the workloads whose report is newer than a version, or all, and the tombstones that are
-// worth reporting; both by id. epochs is false for a legacy v1 scheduler: it would take a tombstone, or
-// an instance without order, for a workload of this node.
+// Changes returns the workloads whose report is newer than version after (or all, if full), and the
+// tombstones to report, both ordered by id. epochs is false for a legacy v1 scheduler, which would
+// treat a tombstone or an instance without order as a workload of this node.
 func (s State) Changes(full, epochs bool, after uint64, now time.Time) (changed []*Workload, gone []*Tombstone) {
 	for w := range s.Workloads() {
 		if w.Status != nil && (full || w.version > after) && (epochs || w.Intent != nil) {
@@ -394,11 +398,11 @@ func (s State) Changes(full, epochs bool, after uint64, now time.Time) (changed 
 	return changed, gone
 }
 
-// Waiting reports whether a workload waits for a newer order: after a restart of the agent, or after the
+// Waiting reports whether a workload waits for a newer order, after a restart of the agent or the
 // end of a lease.
 func (w *Workload) Waiting() bool { return w.memory.waits || w.memory.lapsed }
 
-// settled reports whether a workload is in the state that its intent asks for.
+// settled reports whether the reported state of a workload is the desired state.
 func (w *Workload) settled() bool {
 	want := workload.Stopped
 	if w.Intent.Running() {
@@ -407,8 +411,8 @@ func (w *Workload) settled() bool {
 	return w.Status != nil && w.Status.State == want
 }
 
-// ending reports whether an instance is being removed from this machine, or was a moment ago, or is to be
-// stopped or replaced: until then it may bind a port.
+// ending reports whether some instance on this machine is being removed, was removed within the last
+// lingers, or is to be stopped or replaced. Such an instance may still hold a port.
 func (s State) ending(now time.Time) bool {
 	for t := range s.Tombstones() {
 		if !t.Done || now.Sub(t.DeletedAt) < lingers {
@@ -430,7 +434,7 @@ func (s State) ending(now time.Time) bool {
 	return false
 }
 
-// order of engines: containers, stacks, machines.
+// sortEngines sorts containers before stacks before VMs.
 func sortEngines(list []Engine) {
 	rank := func(k workload.Kind) int {
 		return slices.Index([]workload.Kind{workload.Container, workload.Compose, workload.VM}, k)

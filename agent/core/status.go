@@ -11,7 +11,7 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// Status is what the agent reports of one workload. A published Status is never changed.
+// Status is the agent's report of one workload. A published Status is immutable.
 type Status struct {
 	ID           string
 	Kind         workload.Kind
@@ -21,19 +21,19 @@ type Status struct {
 	DesiredState string         // running, stopped; empty without an order
 	State        workload.State // Pending, Running, Stopped, Failed or Unknown
 	Message      string
-	Class        workload.Class // why it failed, or what is being retried
+	Class        workload.Class // class of the failure that is final or retried
 	Health       string
 	RestartCount int
 	Addresses    []string
-	Ports        []workload.Port // that the host forwards, each once
+	Ports        []workload.Port // ports forwarded by the host, without duplicates
 	Metadata     map[string]string
 	CreatedAt    time.Time
 	UpdatedAt    time.Time // when the report last changed; whole seconds
 	Since        time.Time // when State last changed
-	RetryAt      time.Time // of the next attempt
+	RetryAt      time.Time // time of the next attempt
 }
 
-// same compares reports, apart from their times.
+// same reports whether both reports are equal, apart from UpdatedAt and Since.
 func (s *Status) same(o *Status) bool {
 	return s.Kind == o.Kind && s.Revision == o.Revision && s.Content == o.Content && s.Generation == o.Generation &&
 		s.DesiredState == o.DesiredState && s.State == o.State && s.Message == o.Message && s.Class == o.Class &&
@@ -42,17 +42,18 @@ func (s *Status) same(o *Status) bool {
 		s.RetryAt.Equal(o.RetryAt)
 }
 
-// waitsMessage is reported with Stopped, which makes the schedulers order the workload again.
+// waitsMessage is reported with state Stopped. The schedulers then order the workload again.
 const waitsMessage = "exclusive: waits for the scheduler's order after a restart"
 
-// lapsedMessage is the same for a workload that was stopped with the lease.
+// lapsedMessage is reported with state Stopped for a workload whose lease has ended.
 const lapsedMessage = "exclusive: stopped when the node's lease ended; waits for the scheduler's next order"
 
-// healthPrefix begins the message of a workload that runs and has a health check. The state follows, and
-// after it, in brackets, why it is not healthy.
+// healthPrefix starts the message of a running workload with a health check. The state of the check
+// follows, and the reason in parentheses if there is one.
 const healthPrefix = "running, health check: "
 
-// publish renews a workload's report, and makes it due for a heartbeat and for the file if it changed.
+// publish updates the report of a workload. A changed report is sent with the next heartbeat and
+// stored.
 func (x *step) publish(w *Workload) {
 	if w.Intent == nil && w.Observed == nil {
 		return
@@ -77,7 +78,7 @@ func (x *step) publish(w *Workload) {
 	}
 }
 
-// watch begins or ends the health check of a workload.
+// watch starts or ends the health check of a workload.
 func (x *step) watch(w *Workload) {
 	in, o := w.Intent, w.Observed
 	instance := ""
@@ -107,7 +108,7 @@ func (x *step) assess(w *Workload) *Status {
 			st.Metadata = maps.Clone(o.Metadata)
 		}
 		st.RestartCount, st.Health = o.RestartCount, string(o.Health)
-		// The network behind forwarded ports is known on this machine only: others reach the workload at
+		// With forwarded ports, the instance's network is private to this machine, and clients use
 		// the node's address.
 		if st.Ports = forwarded(o.Ports); len(st.Ports) == 0 {
 			st.Addresses = slices.Clone(o.Addresses)
@@ -131,7 +132,7 @@ func (x *step) assess(w *Workload) *Status {
 	if w.Task.Open() {
 		st.Metadata["task_id"], st.Metadata["task_status"] = w.Task.ID, w.Task.Status
 	}
-	// One string that is not UTF-8 would keep a whole heartbeat from being sent.
+	// protobuf refuses to marshal a heartbeat that contains invalid UTF-8.
 	st.Message = Valid(st.Message)
 	for _, key := range slices.Sorted(maps.Keys(st.Metadata)) {
 		st.Metadata[key] = Valid(st.Metadata[key])
@@ -145,7 +146,7 @@ func (x *step) assess(w *Workload) *Status {
 	return st
 }
 
-// judge fills the state of an ordered workload.
+// judge sets the state of an ordered workload.
 func (x *step) judge(st *Status, w *Workload) {
 	in, f := w.Intent, w.Failure
 	e, engine := x.Engine(w.Kind)
@@ -186,7 +187,7 @@ func (x *step) judge(st *Status, w *Workload) {
 	case w.memory.waits && in.Running() && !(f.Final && f.Next.IsZero()):
 		st.State, st.Message = workload.Stopped, waitsMessage
 	case f.Final && !in.Running() && match.state == workload.Running:
-		st.failure(f) // it was to be stopped, and could not be
+		st.failure(f) // the stop failed
 		st.State = workload.Running
 	case f.Final && in.Running():
 		st.failure(f)
@@ -207,7 +208,7 @@ func (x *step) judge(st *Status, w *Workload) {
 	}
 }
 
-// failure adds what went wrong.
+// failure adds a failure to the report.
 func (st *Status) failure(f Failure) {
 	text := workload.Bound(f.Message)
 	st.Class, st.Message, st.RetryAt = f.Class, text, f.Next
@@ -223,8 +224,8 @@ func (st *Status) failure(f Failure) {
 	}
 }
 
-// healthNow is the message of a workload with a health check, and its health: the worse of that check's
-// state and of what the engine says of the image's own check.
+// healthNow returns the message and the health of a workload with a health check. The health is the
+// worse of that check and of the image's own check.
 func (w *Workload) healthNow() (message, health string) {
 	state := cmp.Or(w.health, string(workload.Starting))
 	message = healthPrefix + state
@@ -237,8 +238,7 @@ func (w *Workload) healthNow() (message, health string) {
 	return message, cmp.Or(string(workload.Health(state).Worse(w.Observed.Health)), state)
 }
 
-// forwarded lists the ports that the host forwards, each once however many addresses it is bound on, in
-// a fixed order.
+// forwarded returns the ports that the host forwards, sorted and without duplicates.
 func forwarded(ports []workload.Port) (out []workload.Port) {
 	for _, p := range ports {
 		if p.HostPort > 0 {

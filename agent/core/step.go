@@ -7,7 +7,8 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// Step applies one input.
+// Step applies one input. It returns the next State and the effects in the order in which to carry
+// them out.
 func Step(s State, in Input) (State, []Effect) {
 	s.workloads, s.tombs, s.tasks, s.jobs = s.workloads.Copy(), s.tombs.Copy(), s.tasks.Copy(), s.jobs.Copy()
 	s.engines = slices.Clone(s.engines)
@@ -23,7 +24,7 @@ func Step(s State, in Input) (State, []Effect) {
 	return x.State, x.effects
 }
 
-// step is one Step under way: the State that it changes, and what it has found to be done.
+// step is the working state of one call of Step.
 type step struct {
 	State
 	now     time.Time
@@ -31,7 +32,7 @@ type step struct {
 	store   Store
 	writes  bool
 	effects []Effect
-	fresh   map[*Workload]bool // copies made in this step
+	fresh   map[*Workload]bool // workloads copied in this step, which may be changed
 }
 
 func (x *step) event(e Event) {
@@ -97,14 +98,15 @@ func (x *step) do(e Effect) { x.effects = append(x.effects, e) }
 
 func (x *step) notice(warn bool, text string, args ...any) { x.do(Notice{warn, text, args}) }
 
-// write adds to the step's Store.
+// write returns the Store of this step. required marks it as required.
 func (x *step) write(required bool) *Store {
 	x.writes = true
 	x.store.Required = x.store.Required || required
 	return &x.store
 }
 
-// edit is a copy of a workload that this step may change.
+// edit returns a copy of a workload that this step may change. It returns w itself if w is such a
+// copy.
 func (x *step) edit(w *Workload) *Workload {
 	if x.fresh[w] {
 		return w
@@ -122,7 +124,7 @@ func (x *step) add(id string, kind workload.Kind) *Workload {
 	return w
 }
 
-// forget drops a workload that is no more.
+// forget removes a workload from the State.
 func (x *step) forget(w *Workload) {
 	x.workloads.Delete(w.ID)
 	if w.watched != "" {
@@ -130,8 +132,8 @@ func (x *step) forget(w *Workload) {
 	}
 }
 
-// putTask adds or replaces a task, in memory and in the file. A file that takes no history is no reason
-// to stop working.
+// putTask adds or replaces a task in memory and in the file. The Store is optional, because a failed
+// write of the history must not stop the work.
 func (x *step) putTask(t *Task) {
 	x.tasks.Set(t.key(), t)
 	x.write(false).Tasks = append(x.store.Tasks, t)
@@ -140,7 +142,7 @@ func (x *step) putTask(t *Task) {
 	}
 }
 
-// supersede ends a task that is still open when another one takes its place, and adds that one.
+// supersede ends the open task, if any, and adds its replacement t.
 func (x *step) supersede(open, t *Task) {
 	if open.Open() && open != t {
 		old := open.Ended("superseded by "+t.ID, false, x.now)
@@ -151,7 +153,7 @@ func (x *step) supersede(open, t *Task) {
 	x.write(true).Tasks = append(x.store.Tasks, t)
 }
 
-// openTask is the newest open task of a workload; nil if there is none.
+// openTask returns the newest open task of a workload, or nil.
 func (x *step) openTask(id string) *Task {
 	for t := range x.TasksNewestFirst() {
 		if t.Workload == id && t.Open() {
@@ -166,7 +168,7 @@ func (x *step) setTombstone(t Tombstone) {
 	x.write(true).Tombstones = append(x.store.Tombstones, &t)
 }
 
-// reportGone makes a tombstone due for a heartbeat.
+// reportGone marks a tombstone for the next heartbeat.
 func (x *step) reportGone(t Tombstone) Tombstone {
 	x.Version++
 	t.version = x.Version
@@ -174,7 +176,7 @@ func (x *step) reportGone(t Tombstone) Tombstone {
 	return t
 }
 
-// start asks for the work on everything that was restored.
+// start schedules the work on all restored workloads and open tombstones.
 func (x *step) start() {
 	for w := range x.State.Workloads() {
 		x.due(w.ID, x.now)
@@ -186,7 +188,7 @@ func (x *step) start() {
 	}
 }
 
-// forgetFailed drops an order if it still is the one that failed.
+// forgetFailed drops the order of a workload if it is still in.
 func (x *step) forgetFailed(in *Intent) {
 	w := x.Get(in.ID)
 	if w == nil || w.Intent != in || w.Observed != nil {

@@ -9,14 +9,13 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// history feeds events to Step, a second apart, and answers Look as an engine would that has these
-// instances.
+// history sends events to Step, one second apart, and keeps the State and the effects.
 type history struct {
 	t       *testing.T
 	s       State
 	now     time.Time
 	clock   time.Duration
-	effects []Effect // of the last event
+	effects []Effect // effects of the last event
 }
 
 func newHistory(t *testing.T, set func(*Settings), saved ...*Intent) *history {
@@ -37,7 +36,7 @@ func (h *history) step(e Event) *history {
 	return h
 }
 
-// answer is that of the last event.
+// answer returns the Answer to the last event.
 func (h *history) answer() Answer {
 	for _, e := range h.effects {
 		if a, ok := e.(Answer); ok {
@@ -48,7 +47,7 @@ func (h *history) answer() Answer {
 	return Answer{}
 }
 
-// act is the Act that the last event asked for; nil if there is none.
+// act returns the Act of the last event, or nil.
 func (h *history) act() *Act {
 	for _, e := range h.effects {
 		if a, ok := e.(*Act); ok {
@@ -58,7 +57,7 @@ func (h *history) act() *Act {
 	return nil
 }
 
-// look answers the Look that the last event asked for with an instance of a state.
+// look completes the Look of the last event with an instance in the given state.
 func (h *history) look(state workload.State) *history {
 	h.t.Helper()
 	a := h.act()
@@ -93,14 +92,14 @@ func guardedOrder(o *Order) { o.Exclusive, o.OnLostLease = true, "stop" }
 
 func withFencer(s *Settings) { s.Fencer = true }
 
-// Each order is given to an agent that has run db at generation 5 under term 7, and deleted old at
-// generation 9.
+// Orders are accepted or refused by an agent that runs db at generation 5 under term 7 and has
+// deleted old at generation 9.
 func TestStepJudgesOrders(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		event  Event
 		fenced bool
-		says   string // of the refusal; empty: taken
+		says   string // text of the refusal; empty: accepted
 	}{
 		{"a newer generation is taken", order(6, 7), false, ""},
 		{"the same generation is taken", order(5, 7), false, ""},
@@ -129,14 +128,14 @@ func TestStepJudgesOrders(t *testing.T) {
 			case c.says == "" && no != nil:
 				t.Errorf("refused: %s", no.Message)
 			case c.says != "" && (no == nil || no.Fenced != c.fenced || !strings.Contains(no.Message, c.says)):
-				// Call has a wording of its own for a missing epoch.
+				// Call words the refusal of a missing epoch differently.
 				t.Errorf("%+v, want a refusal that says %q", no, c.says)
 			}
 		})
 	}
 }
 
-// What has to be durable comes before every other effect, and in one Store.
+// A step returns one Store, before every other effect.
 func TestStepStoresBeforeItAnswers(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -162,8 +161,8 @@ func TestStepStoresBeforeItAnswers(t *testing.T) {
 	}
 }
 
-// The State before a step is not changed by it, so the shell may go back to it when a Store fails.
-func TestStepLeavesTheFormerStateAlone(t *testing.T) {
+// A step does not change the State that it was given.
+func TestStepDoesNotChangeItsState(t *testing.T) {
 	h := newHistory(t, nil)
 	before := h.s
 	h.step(order(5, 7))
@@ -175,8 +174,8 @@ func TestStepLeavesTheFormerStateAlone(t *testing.T) {
 	}
 }
 
-// One workload is worked on by one Act at a time, up to where it was ordered to be.
-func TestStepWorksOneActAtATime(t *testing.T) {
+// Each workload has at most one Act at a time, until it is in its desired state.
+func TestOneActPerWorkload(t *testing.T) {
 	h := newHistory(t, nil).step(order(5, 7)).look(workload.Absent)
 	start := h.act()
 	if start == nil || start.Verb != Ensure || start.Cluster != "c1" {
@@ -186,7 +185,7 @@ func TestStepWorksOneActAtATime(t *testing.T) {
 		t.Errorf("a second act began: %+v", h.act())
 	}
 	h.step(Done{Act: start}).look(workload.Running)
-	h.look(workload.Running) // that it was woken for meanwhile
+	h.look(workload.Running) // requested by the Wake that arrived meanwhile
 	if w := h.s.Get("db"); w.Status.State != workload.Running || w.Task.Open() {
 		t.Errorf("%+v, task %+v", w.Status, w.Task)
 	}
@@ -203,8 +202,8 @@ func TestStepWorksOneActAtATime(t *testing.T) {
 	}
 }
 
-// A failed Store of a step without sender is tried again later.
-func TestStepGoesOnAfterAFailedStore(t *testing.T) {
+// After a failed Store of a step without sender the work is retried.
+func TestStepRetriesAfterFailedStore(t *testing.T) {
 	h := newHistory(t, nil).step(order(5, 7))
 	h.step(StoreFailed{"db"})
 	if h.s.InWork("db") || h.s.Depth() != 1 {
@@ -216,7 +215,7 @@ func TestStepGoesOnAfterAFailedStore(t *testing.T) {
 	}
 }
 
-// An exclusive workload that a new process finds in its file is held until an order or a look at a running
+// A restored exclusive workload is not started before a new order or an observation of a running
 // instance.
 func TestStepHoldsExclusiveWorkloads(t *testing.T) {
 	in := &Intent{ID: "db", Type: workload.Container, DesiredState: "running", EngineContent: "c1:a+exclusive", Content: "c1:a", SpecHash: "a1:x", Exclusive: true,
@@ -238,8 +237,8 @@ func TestStepHoldsExclusiveWorkloads(t *testing.T) {
 	}
 }
 
-// A workload that is to be stopped with the lease starts under a confirmed lease only, and after a lapse by
-// a newer order only.
+// A workload with on_lost_lease: stop starts only under a confirmed lease, and after a lapse only on
+// a newer order.
 func TestStepGuardsWithTheLease(t *testing.T) {
 	h := newHistory(t, withFencer)
 	if a := h.step(order(5, 7, guardedOrder)).answer(); a.Unavailable == "" || a.Retry {
@@ -267,7 +266,7 @@ func TestStepGuardsWithTheLease(t *testing.T) {
 	if start == nil || !start.Guarded || start.Verb != Ensure {
 		t.Fatalf("want a guarded start, have %+v", start)
 	}
-	renew(1) // the lease has ended during the start
+	renew(1) // the lease ended during the start
 	cancelled := false
 	for _, e := range h.effects {
 		c, ok := e.(Cancel)
@@ -291,7 +290,7 @@ func TestStepGuardsWithTheLease(t *testing.T) {
 	}
 }
 
-// While drivers for another cluster label are made, no instance is made with the old label.
+// No instance is created while drivers for another cluster label are being made.
 func TestStepWaitsForTheLabel(t *testing.T) {
 	h := newHistory(t, nil)
 	h.s.Bound = "unbound"
@@ -305,7 +304,7 @@ func TestStepWaitsForTheLabel(t *testing.T) {
 	}
 }
 
-// An engine that accepts every Ensure and then lists no instance is not asked without end.
+// Work pauses after maxTurns if an engine accepts every Ensure but never lists an instance.
 func TestWorkPausesAfterTooManyTurns(t *testing.T) {
 	h := newHistory(t, nil)
 	h.step(order(1, 1))
@@ -326,8 +325,8 @@ func TestWorkPausesAfterTooManyTurns(t *testing.T) {
 	}
 }
 
-// An engine that joins while the drivers are being replaced does not end the replacement: until then no
-// instance is made, because it would carry the former label.
+// An engine that is added during a replacement of the drivers does not end it. No instance is
+// created before the replacement, because it would get the previous label.
 func TestAddedEngineDoesNotEndTheReplacementOfDrivers(t *testing.T) {
 	h := newHistory(t, nil)
 	h.s.rebinding = "c2"

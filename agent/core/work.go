@@ -8,22 +8,22 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// job is the work on one id: when to look at it next, and what is under way.
+// job is the work on one workload id.
 type job struct {
-	due   time.Time // zero: not due
+	due   time.Time // time of the next turn; zero: none
 	act   *Act      // under way
 	cover *Act      // waits for the fencer to confirm the lease
-	until time.Time // how long cover waits
-	turns int       // acts since the work began
+	until time.Time // deadline of cover
+	turns int       // turns since the work began
 }
 
 func (j job) busy() bool { return j.act != nil || j.cover != nil }
 
-// maxTurns bounds the acts of one piece of work, against engines that lie: a workload needs three, and
-// one for each former type.
+// maxTurns limits the turns of one job, in case an engine reports wrong states. A workload needs
+// three, and one more for each previous type.
 const maxTurns = 16
 
-// due asks for work on an id at a time; the earliest of several counts.
+// due schedules a turn for an id. The earliest time counts.
 func (x *step) due(id string, at time.Time) {
 	j, _ := x.jobs.Get(id)
 	if j.due.IsZero() || at.Before(j.due) {
@@ -46,7 +46,7 @@ func (x *step) rest(id string) {
 	x.setJob(id, job{due: j.due})
 }
 
-// begin takes up work that is due, the longest due first, as far as Concurrency allows.
+// begin starts due jobs, oldest due time first, up to Concurrency jobs.
 func (x *step) begin() {
 	inWork := 0
 	var ready []string
@@ -76,7 +76,7 @@ func (x *step) begin() {
 	}
 }
 
-// arm asks for a Tick when something is due.
+// arm requests a Tick for the earliest due time.
 func (x *step) arm() {
 	var next time.Time
 	x.jobs.Scan(func(_ string, j job) bool {
@@ -90,7 +90,7 @@ func (x *step) arm() {
 		return true
 	})
 	if !next.IsZero() && !next.After(x.now) {
-		next = time.Time{} // it waits for an Act to end
+		next = time.Time{} // the job can start only after another Act ends
 	}
 	if !next.Equal(x.armed) {
 		x.armed = next
@@ -98,7 +98,7 @@ func (x *step) arm() {
 	}
 }
 
-// turn takes one step of the work on an id.
+// turn does the next step of the work on an id.
 func (x *step) turn(id string) {
 	w, tomb := x.Get(id), x.Tombstone(id)
 	var in *Intent
@@ -111,13 +111,14 @@ func (x *step) turn(id string) {
 	}
 	j, _ := x.jobs.Get(id)
 	if j.turns++; j.turns > maxTurns {
-		x.setJob(id, job{due: x.now.Add(x.Policy.Base)}) // later than any other due time
+		x.setJob(id, job{due: x.now.Add(x.Policy.Base)}) // replaces any earlier due time
 		return
 	}
 	j.act, j.cover, j.until = nil, nil, time.Time{}
-	x.jobs.Set(id, j) // also an idle job, because it counts the turns
+	x.jobs.Set(id, j) // an idle job is kept too, because it counts the turns
 	if in != nil && in.Deleting {
-		// A list of its engine asks for work at once, and the delete itself causes one.
+		// Check the back-off: a list of the engine makes the job due at once, and the delete itself
+		// causes a list.
 		if next := x.consider(w); next.do == Wait {
 			x.rest(id)
 			x.due(id, next.until)
@@ -135,7 +136,7 @@ func (x *step) turn(id string) {
 		switch {
 		case !ok:
 			x.failed(id, in, workload.RuntimeError, "apply: runtime not available: "+string(in.Type)+" ("+string(workload.RuntimeError)+")")
-		case x.rebinding != "": // another driver takes over: setEngines asks for the work again
+		case x.rebinding != "": // the drivers are being replaced; setEngines schedules the work again
 			x.rest(id)
 		default:
 			x.act(&Act{Verb: Look, ID: id, Intent: in, Kinds: []workload.Kind{in.Type}, bound: e.Bound})
@@ -150,7 +151,8 @@ func (x *step) act(a *Act) {
 	x.do(a)
 }
 
-// remove asks for the removal of a workload from its engines: from all of them if nobody ordered it.
+// remove starts the removal of a workload from its engines, or from all engines if there is no
+// order.
 func (x *step) remove(id string, in *Intent, tomb *Tombstone) {
 	a := &Act{Verb: Remove, ID: id, Intent: in, Grace: x.grace(id)}
 	if in != nil {
@@ -172,7 +174,7 @@ func fateOf(in *Intent) Fate {
 	return Fate{Keep: in.KeepVolumes, KeepShared: in.KeepShared, Purge: in.Purge}
 }
 
-// done files the outcome of an Act and goes on.
+// done handles the end of an Act and continues the job.
 func (x *step) done(d Done) {
 	id := d.Act.ID
 	j, ok := x.jobs.Get(id)
@@ -182,7 +184,7 @@ func (x *step) done(d Done) {
 	j.act = nil
 	x.jobs.Set(id, j)
 	if d.Act.Guarded {
-		x.do(TellFencer{}) // a lapse can be confirmed once nothing is being started
+		x.do(TellFencer{}) // a lapse can be acknowledged when no start is under way
 	}
 	w, in := x.Get(id), d.Act.Intent
 	switch d.Act.Verb {
@@ -203,17 +205,17 @@ func (x *step) done(d Done) {
 	}
 }
 
-// lookDone takes over what a look at a workload that is being worked on showed, and decides.
+// lookDone applies the result of a Look and starts the next act.
 func (x *step) lookDone(d Done, w *Workload) {
 	id, in := d.Act.ID, d.Act.Intent
 	if d.Failed != nil {
-		// Nothing is known, so nothing is done; the order stays open.
+		// The state is unknown, so do nothing now; the task stays open.
 		x.rest(id)
 		x.due(id, x.now.Add(x.Policy.Base))
 		return
 	}
 	if e, ok := x.Engine(in.Type); w == nil || w.Intent != in || !ok || e.Bound != d.Act.bound {
-		x.turn(id) // another order or engine has taken the place of the one that was looked for
+		x.turn(id) // the order or the driver has changed since the Look was started
 		return
 	}
 	w = x.edit(w)
@@ -231,14 +233,14 @@ func (x *step) lookDone(d Done, w *Workload) {
 		x.rest(id)
 		return
 	}
-	if x.rebinding != "" { // nothing new may get the label that is about to change
+	if x.rebinding != "" { // no instance may get the label that is being replaced
 		x.publish(w)
 		x.rest(id)
 		return
 	}
 	w.memory.asked = false
 	x.publish(w)
-	if x.Meta.Engine != x.Bound { // from now on an instance may carry this label
+	if x.Meta.Engine != x.Bound { // from now on instances may have this label
 		x.Meta.Engine = x.Bound
 		x.writeMeta()
 		x.store.Workload = id
@@ -255,8 +257,8 @@ func (x *step) lookDone(d Done, w *Workload) {
 	}
 }
 
-// grace is what a workload gets to end by itself. One whose lease has ended gets no more than its fencer
-// would give it, because the schedulers wait no longer.
+// grace is how long a workload may take to stop before it is killed. After a lapse it is at most the
+// fencer's grace, because the schedulers wait no longer than that.
 func (x *step) grace(id string) time.Duration {
 	if w := x.Get(id); w != nil && w.memory.lapsed {
 		return min(x.StopGrace, cmp.Or(x.fencer.grace, DefaultGrace))
@@ -264,8 +266,9 @@ func (x *step) grace(id string) time.Duration {
 	return x.StopGrace
 }
 
-// carriedOut takes off what an order asked for once: a restart, a new instance, the removal of a former
-// one. If the file does not take it, this process does not do it again; the next one may, once.
+// carriedOut clears the one-time requests of an order that were carried out: a restart, a new
+// instance, the removal of a previous type. If the optional Store fails, a new process may carry
+// them out a second time.
 func (x *step) carriedOut(w *Workload, verb Verb) {
 	in := w.Intent
 	next := *in
@@ -284,11 +287,11 @@ func (x *step) carriedOut(w *Workload, verb Verb) {
 	x.write(false).Intents = append(x.store.Intents, &next)
 }
 
-// failed counts a failed step and says when to try again.
+// failed counts a failed step and schedules the next attempt.
 func (x *step) failed(id string, in *Intent, class workload.Class, message string) {
 	w := x.Get(id)
 	if w == nil || w.Intent != in {
-		x.turn(id) // the failure was that of a former order
+		x.turn(id) // the failure belongs to a previous order
 		return
 	}
 	w = x.edit(w)
@@ -304,7 +307,7 @@ func (x *step) failed(id string, in *Intent, class workload.Class, message strin
 	x.publish(w)
 }
 
-// removeDone makes a tombstone final, once nothing of the workload is left.
+// removeDone completes a delete: it marks the tombstone as done and forgets the workload.
 func (x *step) removeDone(d Done, w *Workload) {
 	id, in := d.Act.ID, d.Act.Intent
 	if d.Failed != nil {
@@ -318,7 +321,7 @@ func (x *step) removeDone(d Done, w *Workload) {
 		return
 	}
 	if w != nil && w.Intent != in {
-		x.turn(id) // ordered anew meanwhile
+		x.turn(id) // a new order arrived meanwhile
 		return
 	}
 	tomb := Tombstone{ID: id}
@@ -350,7 +353,7 @@ func (x *step) removeDone(d Done, w *Workload) {
 	x.rebind()
 }
 
-// storeFailed tries the work on an id again later.
+// storeFailed schedules the work on an id again.
 func (x *step) storeFailed(id string) {
 	if id == "" {
 		return
@@ -359,7 +362,8 @@ func (x *step) storeFailed(id string) {
 	x.due(id, x.now.Add(x.Policy.Base))
 }
 
-// startTask marks a pending task as running. In memory only: a restart takes it up all the same.
+// startTask marks a pending task as running, in memory only. A restart of the agent resumes pending
+// and running tasks alike.
 func (x *step) startTask(id string) {
 	w := x.Get(id)
 	if w == nil || w.Task == nil || w.Task.Status != TaskPending {
@@ -371,7 +375,7 @@ func (x *step) startTask(id string) {
 	x.publish(w)
 }
 
-// finishTask ends a workload's task: the order is carried out, or needs nothing.
+// finishTask ends the open task of a workload that needs no further work.
 func (x *step) finishTask(w *Workload) {
 	if !w.Task.Open() {
 		return
@@ -391,7 +395,8 @@ func (x *step) finishTask(w *Workload) {
 	x.publish(w)
 }
 
-// consider brings a workload's memory up to date with what its engine shows, and decides.
+// consider updates a workload's memory and failures from its observed state, and decides the next
+// action.
 func (x *step) consider(w *Workload) decision {
 	w = x.edit(w)
 	in, o := w.Intent, w.Observed
@@ -400,12 +405,12 @@ func (x *step) consider(w *Workload) decision {
 		seen = *o
 	}
 	if seen.State == workload.Running {
-		w.memory.waits = false // it survived the restart, and is adopted
+		w.memory.waits = false // the instance kept running during the restart and is adopted
 	}
 	d := in.desired(w.memory.asked, o)
 	d.waits, d.lapsed = w.memory.waits, w.memory.lapsed
 	if w.memory.over.message != "" && !w.memory.over.of(d.content, o) {
-		w.memory.over, w.Failure = excess{}, Failure{} // another instance, or about to be
+		w.memory.over, w.Failure = excess{}, Failure{} // the instance or its content has changed
 	}
 	over := w.memory.over
 	d.over = over.message != "" && d.running
@@ -417,11 +422,11 @@ func (x *step) consider(w *Workload) decision {
 	return decide(d, in.observed(o), w.Failure, x.now)
 }
 
-// schedule asks for work when a decision wants it.
+// schedule makes the job due as a decision requires.
 func (x *step) schedule(w *Workload, next decision) {
 	switch next.do {
 	case Nothing:
-		// A workload that failed is forgiven once it has run for a while.
+		// Look again when the workload has run long enough for its failures to be forgotten.
 		if o := w.Observed; o != nil && o.State == workload.Running && w.Failure.Attempts > 0 && !o.StartedAt.IsZero() {
 			at := o.StartedAt.Add(x.Policy.Stable)
 			if soon := x.now.Add(time.Second); at.Before(soon) {
@@ -436,7 +441,7 @@ func (x *step) schedule(w *Workload, next decision) {
 	}
 }
 
-// list is every workload: for loops that change them.
+// list returns all workloads. Loops that change the workloads use it.
 func (x *step) list() []*Workload {
 	out := make([]*Workload, 0, x.workloads.Len())
 	for w := range x.State.Workloads() {

@@ -19,7 +19,7 @@ import (
 type running struct {
 	whole, start context.Context
 	cancelWhole  context.CancelFunc
-	cancelStart  context.CancelFunc // ends only the driver's Ensure
+	cancelStart  context.CancelFunc // cancels only the driver's Ensure
 }
 
 func (r *running) interrupt(starting bool) {
@@ -30,7 +30,7 @@ func (r *running) interrupt(starting bool) {
 	}
 }
 
-// begin starts an act in a goroutine. It is called with mu held.
+// begin starts an act in a goroutine. r.mu must be held.
 func (r *Runner) begin(a *core.Act) {
 	run := &running{}
 	run.whole, run.cancelWhole = context.WithCancel(r.life)
@@ -45,14 +45,14 @@ func (r *Runner) begin(a *core.Act) {
 		delete(r.running, a)
 		r.mu.Unlock()
 		if r.life.Err() != nil {
-			return // the agent ends, which is nobody's failure
+			return // the agent is stopping, so the error is not a failure of the workload
 		}
 		r.do(done)
 		r.missed(e, a.ID)
 	})
 }
 
-// perform carries out an act. It returns the engine that the act was about, if it was one.
+// perform carries out an act. It returns the first engine of the act, or nil.
 func (r *Runner) perform(run *running, a *core.Act, done *core.Done) *engine {
 	began := time.Now()
 	var e *engine
@@ -94,8 +94,8 @@ func failure(err error) *core.Failed {
 	return &core.Failed{Class: driver.ClassOf(err), Message: err.Error()}
 }
 
-// carryOut does an act on its engines. A panic over a specification that a driver cannot cope with is
-// that workload's failure.
+// carryOut carries out an act on its engines. A panic of a driver counts as a failure of the
+// workload.
 func (r *Runner) carryOut(ctx context.Context, run *running, e *engine, a *core.Act) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -134,8 +134,8 @@ func (r *Runner) carryOut(ctx context.Context, run *running, e *engine, a *core.
 	return r.ensure(ctx, run, e, a)
 }
 
-// remover is Remove of a driver, or Leave for a workload that lives on elsewhere, or may: it keeps what
-// the workload may have there.
+// remover returns the driver's Remove. For a workload that may continue on another node it returns
+// Leave instead, if the driver has it: Leave keeps the resources that the workload may use there.
 func remover(d driver.Driver, fate core.Fate) func(context.Context, driver.ID) error {
 	l, ok := d.(driver.Leaver)
 	if !ok || !fate.Keep && !fate.KeepShared {
@@ -144,8 +144,8 @@ func remover(d driver.Driver, fate core.Fate) func(context.Context, driver.ID) e
 	return func(ctx context.Context, id driver.ID) error { return l.Leave(ctx, id, fate.Keep) }
 }
 
-// removeFrom removes a workload from one engine, and lists the engine, so that a list from before does not
-// bring the instance back.
+// removeFrom removes a workload from one engine. It then lists the engine, so that an older list
+// cannot bring the instance back.
 func (r *Runner) removeFrom(ctx context.Context, a *core.Act, kind driver.Kind) error {
 	e := r.engines.get(kind)
 	if e == nil {
@@ -159,8 +159,8 @@ func (r *Runner) removeFrom(ctx context.Context, a *core.Act, kind driver.Kind) 
 	return r.refresh(ctx, e)
 }
 
-// ensure makes a workload's volumes ready, then the workload, and then releases volumes that it does not
-// name any more.
+// ensure attaches the workload's volumes, ensures the instance, and then releases volumes that the
+// specification no longer names.
 func (r *Runner) ensure(ctx context.Context, run *running, e *engine, a *core.Act) error {
 	in := a.Intent
 	body := spec.Of(in)
@@ -183,7 +183,7 @@ func (r *Runner) ensure(ctx context.Context, run *running, e *engine, a *core.Ac
 	return r.cfg.Storage.Trim(ctx, in.ID, specs)
 }
 
-// check begins a health check, or tells it other addresses.
+// check starts a health check or updates its addresses.
 func (r *Runner) check(w core.Watch) {
 	o := w.Observed
 	t := health.Target{

@@ -1,11 +1,12 @@
-// Package runner drives the agent's core: it holds the State, writes what the core wants stored, and
-// carries out the core's effects on drivers, volumes, health checks and the fencer.
+// Package runner drives the agent's core: it holds the State, stores records, and carries out the
+// core's effects on drivers, volumes, health checks and the fencer.
 //
-//   - Do applies one event at a time. What has to be durable is on disk before Do returns; if that fails,
-//     the event has had no effect.
-//   - State is a snapshot, read without a lock.
-//   - Acts of different workloads run side by side, each in a goroutine of its own. A driver that panics
-//     fails its workload only.
-//   - Engines are listed at an interval, and asked about a workload after its events, which are hints.
-//   - Every goroutine ends with Close.
+//   - Do applies one event at a time. Records that must be durable are on disk before Do returns.
+//     If that fails, the event has no effect.
+//   - State returns a snapshot without a lock.
+//   - Acts of different workloads run concurrently, each in its own goroutine. A panic of a driver
+//     fails only its workload.
+//   - Engines are listed at an interval. Their events are hints that trigger a look at the
+//     workload.
+//   - Close waits for every goroutine.
 package runner

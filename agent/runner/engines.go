@@ -13,15 +13,15 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// engine is one driver and what this process knows of it. The core knows the rest.
+// engine is one driver with the state that the core does not hold.
 type engine struct {
 	drv  driver.Driver
 	look flight
-	stop context.CancelFunc // ends its event stream
+	stop context.CancelFunc // ends the event stream
 
 	mu    sync.Mutex
-	bound uint64          // its number in the core; 0 = not known yet
-	hints map[string]bool // workloads that may have changed since the last look at them began
+	bound uint64          // core.Engine.Bound; 0 = not assigned yet
+	hints map[string]bool // workloads that may have changed since the start of their last look
 	pools []driver.Pool
 }
 
@@ -31,14 +31,15 @@ func (e *engine) number() uint64 {
 	return e.bound
 }
 
-// hinted reports whether a workload may have changed since the last look at it began.
+// hinted reports whether a workload may have changed since the start of its last look.
 func (e *engine) hinted(id string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.hints[id]
 }
 
-// unhint forgets the hint about a workload, or all of them for "", because a look begins.
+// unhint removes the hint about a workload, or all hints if id is "", because a look starts. It
+// reports whether there was a hint about id.
 func (e *engine) unhint(id string) (was bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -50,7 +51,7 @@ func (e *engine) unhint(id string) (was bool) {
 	return was
 }
 
-// engines are those in use.
+// engines are the engines in use.
 type engines struct {
 	mu   sync.Mutex
 	made sync.Mutex // one change at a time
@@ -63,7 +64,7 @@ func (s *engines) get(kind driver.Kind) *engine {
 	return s.m[kind]
 }
 
-// replace puts others in the place of all.
+// replace replaces all engines and returns the previous ones.
 func (s *engines) replace(m map[driver.Kind]*engine) (old map[driver.Kind]*engine) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -71,7 +72,7 @@ func (s *engines) replace(m map[driver.Kind]*engine) (old map[driver.Kind]*engin
 	return old
 }
 
-// list has containers first, then stacks, then machines.
+// list returns the engines: containers, stacks, VMs.
 func (s *engines) list() (out []*engine) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -83,7 +84,7 @@ func (s *engines) list() (out []*engine) {
 	return out
 }
 
-// Driver of a kind; nil if there is none.
+// Driver returns the driver of a kind, or nil.
 func (r *Runner) Driver(kind driver.Kind) driver.Driver {
 	if e := r.engines.get(kind); e != nil {
 		return e.drv
@@ -91,7 +92,7 @@ func (r *Runner) Driver(kind driver.Kind) driver.Driver {
 	return nil
 }
 
-// Drivers are all drivers, always in the same order.
+// Drivers returns all drivers in a fixed order.
 func (r *Runner) Drivers() (out []driver.Driver) {
 	for _, e := range r.engines.list() {
 		out = append(out, e.drv)
@@ -99,7 +100,7 @@ func (r *Runner) Drivers() (out []driver.Driver) {
 	return out
 }
 
-// Refresh waits for a list of a kind that began after the call.
+// Refresh waits for a list of a kind's engine that starts after the call.
 func (r *Runner) Refresh(ctx context.Context, kind driver.Kind) error {
 	if e := r.engines.get(kind); e != nil {
 		return r.refresh(ctx, e)
@@ -107,7 +108,7 @@ func (r *Runner) Refresh(ctx context.Context, kind driver.Kind) error {
 	return nil
 }
 
-// bind makes the drivers for a cluster id and begins to listen to them.
+// bind makes the drivers for a cluster id and starts to listen to their events.
 func (r *Runner) bind(cluster string) error {
 	r.engines.made.Lock()
 	defer r.engines.made.Unlock()
@@ -140,7 +141,8 @@ func (r *Runner) bind(cluster string) error {
 	return err
 }
 
-// tellEngines tells the core of engines, and them their numbers. It is called with mu held.
+// tellEngines sends event with the kinds of made to the core and stores the assigned
+// core.Engine.Bound values. r.mu must be held.
 func (r *Runner) tellEngines(event core.Engines, made map[driver.Kind]*engine) error {
 	for kind := range made {
 		event.Kinds = append(event.Kinds, kind)
@@ -176,7 +178,7 @@ func (r *Runner) binding(cluster string) Binding {
 	}
 }
 
-// Owns reports whether a workload is ordered, or its delete is not carried out yet.
+// Owns reports whether there is an order for a workload, or a delete that is not carried out yet.
 func (r *Runner) Owns(id driver.ID) bool { return r.State().Intent(string(id)) != nil }
 
 func (r *Runner) engine(d driver.Driver) *engine {
@@ -191,7 +193,7 @@ func (r *Runner) listenTo(e *engine) {
 	r.Spawn(func() { r.listen(ctx, e) })
 }
 
-// addEngines takes on engines that have come to the machine since the start.
+// addEngines adds engines that were installed on the machine after the start.
 func (r *Runner) addEngines() {
 	r.engines.made.Lock()
 	defer r.engines.made.Unlock()
@@ -225,7 +227,8 @@ func (r *Runner) addEngines() {
 	}
 }
 
-// retire ends engines of an earlier binding. Drivers that a factory returned again stay open.
+// retire stops the engines of a previous binding and closes their drivers. Drivers that the factory
+// returned again stay open.
 func (r *Runner) retire(old, kept map[driver.Kind]*engine) {
 	for kind, e := range old {
 		if e.stop != nil {
@@ -242,7 +245,7 @@ func (r *Runner) retire(old, kept map[driver.Kind]*engine) {
 	}
 }
 
-// refresh waits for a list that began after the call.
+// refresh waits for a list that starts after the call.
 func (r *Runner) refresh(ctx context.Context, e *engine) error { return e.look.fresh(ctx, r.Spawn) }
 
 func (r *Runner) list(e *engine) error {
@@ -263,15 +266,16 @@ func (r *Runner) listed(e *engine, seen []driver.Observed, began time.Time, err 
 	if err != nil {
 		trouble = err.Error()
 	}
-	r.mu.Lock() // tellEngines holds mu until the engines have their numbers
+	r.mu.Lock() // tellEngines holds mu until bound is set
 	defer r.mu.Unlock()
 	if _, err := r.step(core.Listed{Kind: e.drv.Kind(), Bound: e.number(), Seen: seen, Began: began, Trouble: trouble}); err != nil {
 		r.log.Error("state file", "error", err)
 	}
 }
 
-// lookAt asks an engine about one workload. whole says that the engine was listed instead, because that
-// costs no more, or because nothing is known of the others; the core has that answer already.
+// lookAt asks an engine about one workload. If the driver has no Look, or the last list is missing
+// or failed, lookAt lists the whole engine instead and returns whole; the core already has that
+// list.
 func (r *Runner) lookAt(ctx context.Context, e *engine, id string) (o *driver.Observed, began time.Time, whole bool, err error) {
 	one, ok := e.drv.(driver.Looker)
 	known, _ := r.State().Engine(e.drv.Kind())
@@ -292,8 +296,8 @@ func (r *Runner) lookAt(ctx context.Context, e *engine, id string) (o *driver.Ob
 	return o, began, false, err
 }
 
-// listen turns an engine's events into looks. Events are hints, so a burst of them is one look at each
-// workload.
+// listen turns an engine's events into looks. Events are hints, so a burst of events causes one look
+// per workload.
 func (r *Runner) listen(ctx context.Context, e *engine) {
 	const quiet = 50 * time.Millisecond
 	for ctx.Err() == nil {
@@ -322,7 +326,7 @@ func (r *Runner) listen(ctx context.Context, e *engine) {
 				}
 			}
 		}
-		// The stream ended or could not be had; periodic looks go on meanwhile.
+		// The stream ended or could not be opened. Periodic lists continue meanwhile.
 		select {
 		case <-time.After(r.cfg.Core.Policy.Base):
 		case <-ctx.Done():
@@ -330,7 +334,8 @@ func (r *Runner) listen(ctx context.Context, e *engine) {
 	}
 }
 
-// hint notes that a workload may have changed. It reports false if the workload cannot be looked at alone.
+// hint records that a workload may have changed. It returns false if the workload cannot be looked
+// at alone.
 func (r *Runner) hint(e *engine, id string) bool {
 	w := r.State().Get(id)
 	if w == nil || w.Intent == nil || w.Kind != e.drv.Kind() {
@@ -342,11 +347,11 @@ func (r *Runner) hint(e *engine, id string) bool {
 	return true
 }
 
-// hintedLooks is how many workloads of a burst are looked at at one time.
+// hintedLooks is the number of concurrent looks for one burst of events.
 const hintedLooks = 4
 
-// follow looks at the workloads of a burst of events: at each alone where that is cheaper than a list. It
-// leaves out those that have been looked at since, and those in work: see missed.
+// follow looks at the workloads of a burst of events, one by one if that is cheaper than a list. It
+// skips workloads that were looked at since, and workloads in work; missed handles the latter.
 func (r *Runner) follow(ctx context.Context, e *engine, burst map[string]bool) error {
 	_, alone := e.drv.(driver.Looker)
 	var due []string
@@ -374,8 +379,8 @@ func (r *Runner) follow(ctx context.Context, e *engine, burst map[string]bool) e
 	return looks.Wait()
 }
 
-// missed asks for work on a workload whose engine hinted at it while it was in work, after the last look
-// at it began.
+// missed wakes a workload that got a hint while an act was under way, after the start of its last
+// look.
 func (r *Runner) missed(e *engine, id string) {
 	if e == nil {
 		return
@@ -385,7 +390,7 @@ func (r *Runner) missed(e *engine, id string) {
 	}
 }
 
-// probe asks every engine what it is.
+// probe probes every engine.
 func (r *Runner) probe(ctx context.Context) {
 	for _, e := range r.engines.list() {
 		limited, cancel := context.WithTimeout(ctx, r.cfg.ListTimeout)

@@ -8,10 +8,10 @@ import (
 	"github.com/persys/compute/agent/fencer/lease"
 )
 
-// renewEvery is how often the fencer is told something, changed or not.
+// renewEvery is the maximum interval between messages to the fencer.
 const renewEvery = 500 * time.Millisecond
 
-// renew has one exchange with the fencer.
+// renew sends one message to the fencer and returns its answer, or the error as text.
 func (r *Runner) renew(in lease.Renewal) (lease.Status, string) {
 	err := errors.New("PERSYS_GUARD is off")
 	var st lease.Status
@@ -25,14 +25,14 @@ func (r *Runner) renew(in lease.Renewal) (lease.Status, string) {
 	return st, ""
 }
 
-// meetFencer asks the fencer what has become of the workloads that a former process left running.
+// meetFencer asks the fencer for the state of the workloads that a previous process left running.
 func (r *Runner) meetFencer() {
 	defer close(r.met)
 	st, problem := r.renew(lease.Renewal{Instance: r.State().Meta.InstanceID, Ask: true})
 	r.do(core.FencerMet{Status: st, Problem: problem})
 }
 
-// mindFencer keeps the fencer informed.
+// mindFencer sends a message to the fencer at every tick and whenever the core requests one.
 func (r *Runner) mindFencer(met bool) {
 	defer r.cfg.Fencer.Close()
 	if !met {

@@ -5,13 +5,13 @@ import (
 	"sync"
 )
 
-// flight shares the runs of one function: every caller gets a run that began after its call, and any
-// number of callers wait for the same one. At most one runs at a time.
+// flight shares the runs of one function. Every caller waits for a run that starts after its call;
+// concurrent callers share that run. At most one run is active.
 type flight struct {
 	run func() error
 
 	mu   sync.Mutex
-	next *pass // accepted, not begun
+	next *pass // requested, not started
 	busy bool
 }
 
@@ -20,7 +20,7 @@ type pass struct {
 	err  error
 }
 
-// fresh waits for a run that begins after the call. Where none is due, spawn starts a goroutine for it.
+// fresh waits for a run that starts after the call. If the loop is idle, spawn starts it.
 func (f *flight) fresh(ctx context.Context, spawn func(func())) error {
 	f.mu.Lock()
 	p := f.next

@@ -10,7 +10,8 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// each does something about every engine, for the nth time from 0 on, once all have been looked at.
+// each calls do for every engine at an interval, starting after the first sweep. n counts the rounds
+// from 0.
 func (r *Runner) each(every time.Duration, do func(n int, e *engine)) {
 	select {
 	case <-r.looked:
@@ -31,7 +32,7 @@ func (r *Runner) each(every time.Duration, do func(n int, e *engine)) {
 	}
 }
 
-// observedBy is what an engine showed last, by id.
+// observedBy returns the instances that an engine listed last, ordered by id.
 func (r *Runner) observedBy(e *engine) []driver.Observed {
 	if r.engines.get(e.drv.Kind()) != e {
 		return nil
@@ -39,8 +40,8 @@ func (r *Runner) observedBy(e *engine) []driver.Observed {
 	return r.State().ObservedOn(e.drv.Kind())
 }
 
-// measure asks the drivers what their workloads use. Heartbeats, metrics and the API read the last answer
-// and never wait for one.
+// measure asks the drivers for the resource usage of workloads. Heartbeats, metrics and the API read
+// the last result without waiting.
 func (r *Runner) measure() {
 	r.each(r.cfg.UsageInterval, func(_ int, e *engine) {
 		meter, ok := e.drv.(driver.Meter)
@@ -51,7 +52,7 @@ func (r *Runner) measure() {
 		defer cancel()
 		seen, err := meter.Usage(limited, r.observedBy(e))
 		if err != nil {
-			// The figures grow old, and carry their time.
+			// The last result is kept; it carries its time.
 			if !errors.Is(err, context.Canceled) {
 				r.log.Debug("measuring workloads", "kind", e.drv.Kind(), "error", err)
 			}
@@ -61,15 +62,16 @@ func (r *Runner) measure() {
 	})
 }
 
-// fullMeasure: every tenth measurement includes the workloads without a disk limit, for people.
+// fullMeasure: every tenth measurement also includes workloads without a disk limit, for display.
 const fullMeasure = 10
 
-// measureDisks finds out what workloads occupy.
+// measureDisks measures the disk use of workloads at an interval.
 func (r *Runner) measureDisks() {
 	r.each(r.cfg.DiskInterval, func(n int, e *engine) { r.measureDisk(r.life, e, n%fullMeasure == 0) })
 }
 
-// measureDisk measures the workloads of one engine whose limit the agent has to keep, or all of them.
+// measureDisk measures the disk use of one engine's workloads: of those whose limit the agent must
+// enforce, or of all.
 func (r *Runner) measureDisk(ctx context.Context, e *engine, all bool) {
 	meter, ok := e.drv.(driver.DiskMeter)
 	if !ok {
@@ -89,7 +91,7 @@ func (r *Runner) measureDisk(ctx context.Context, e *engine, all bool) {
 		if !errors.Is(err, context.Canceled) {
 			r.log.Debug("measuring disks", "kind", e.drv.Kind(), "err", err)
 		}
-		return // a workload is not stopped for a figure that is not known
+		return // without a result no workload is stopped
 	}
 	r.used.Occupy(seen)
 	for _, o := range of {

@@ -10,9 +10,9 @@ import (
 	"github.com/persys/compute/telemetry"
 )
 
-// origins are the traced orders whose acts are under way. They are kept in memory only, until the workload
-// is as it was ordered, and for some acts at most: a workload that ends again and again is not part of that
-// order's trace for ever.
+// origins holds the traces of orders whose acts are under way, in memory only. A trace ends when its
+// workload is settled, or after a fixed number of acts, so that later restarts of the workload are
+// not part of it.
 type origins struct {
 	mu sync.Mutex
 	m  map[string]*origin
@@ -20,7 +20,7 @@ type origins struct {
 
 type origin struct {
 	span trace.SpanContext
-	left int // acts that still belong to it
+	left int // number of further acts in this trace
 }
 
 const (
@@ -28,8 +28,8 @@ const (
 	originSteps = 16
 )
 
-// Ordered remembers the trace of an order. Call it before the order is given: the first act may be quicker
-// than the answer.
+// Ordered stores the trace of an order. It must be called before the order is applied, because the
+// first act may start before the order is answered.
 func (r *Runner) Ordered(ctx context.Context, id string) {
 	span := trace.SpanContextFromContext(ctx)
 	o := &r.origins
@@ -45,14 +45,14 @@ func (r *Runner) Ordered(ctx context.Context, id string) {
 	o.m[id] = &origin{span: span, left: originSteps}
 }
 
-// settled forgets the order of a workload that is as it was ordered.
+// settled drops the trace of a workload that is in its desired state.
 func (o *origins) settled(id string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	delete(o.m, id)
 }
 
-// span begins the span of one act for an order, if the order was traced.
+// span starts the span of one act if its order was traced.
 func (r *Runner) span(ctx context.Context, id, do string) (context.Context, func(error)) {
 	o := &r.origins
 	o.mu.Lock()

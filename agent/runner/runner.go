@@ -23,47 +23,48 @@ import (
 	"github.com/persys/compute/agent/volume"
 )
 
-// Binding is what a driver must know of the agent that uses it.
+// Binding is the information about the agent that its drivers need.
 type Binding struct {
-	// ClusterID is for labels: the cluster's id, or Unbound while none is known. It changes only
-	// while the agent holds no workloads; then the drivers are made again.
+	// ClusterID is the cluster id for labels, or Unbound if the cluster is unknown. It changes only
+	// while the agent has no workloads; the drivers are then made again.
 	ClusterID string
 	NodeID    string
-	// Owns says whether the agent's store claims a workload, for instances without node label.
+	// Owns reports whether the agent's store has a workload. Drivers call it for instances without
+	// node label.
 	Owns func(driver.ID) bool
-	// Taken says whether a workload of a kind was taken over from a legacy v1 agent. An instance without
-	// any label may then be that workload's: only its name tells.
+	// Taken reports whether a workload of a kind was taken over from a legacy v1 agent. Such a
+	// workload may have an instance without labels, which is matched by name.
 	Taken func(driver.Kind, driver.ID) bool
-	// Content says which content an instance without content label has, if the store knows.
+	// Content returns the content of an instance without content label, if the store knows it.
 	Content func(id driver.ID, runtimeID string) (string, bool)
-	// Progress shows in the status what a driver is busy with for a workload, until it is told "". It
-	// does not block for long, and only changes of the status are reported.
+	// Progress sets the current activity of a driver for a workload, as shown in its status; "" ends
+	// it. It blocks only briefly.
 	Progress func(id driver.ID, text string)
-	// Pulled is told of each image that a driver pulled and that had not been on the machine before; or
-	// that it renewed, with the id of the image that had the name until then.
+	// Pulled is called for each image that a driver pulled. For an image that was renewed, before is
+	// the id of the image that had the name until then.
 	Pulled func(ref, before string)
 }
 
-// Unbound is the cluster id on labels while the agent has met no scheduler that names a cluster.
+// Unbound is the cluster id on labels until a scheduler has named a cluster.
 const Unbound = "unbound"
 
-// Factory makes the drivers, one for each kind at most. It is called once at the start and again
-// when the cluster becomes known. Drivers that have a method Close() error are closed when
-// replaced and at the end.
+// Factory makes the drivers, at most one per kind. It is called at the start, and again when the
+// cluster becomes known. Drivers with a Close() error method are closed when they are replaced and
+// at the end.
 type Factory func(Binding) ([]driver.Driver, error)
 
-// Fixed is a Factory for drivers that need no binding.
+// Fixed returns a Factory for drivers that need no binding.
 func Fixed(drivers ...driver.Driver) Factory {
 	return func(Binding) ([]driver.Driver, error) { return drivers, nil }
 }
 
-// Fencer stops workloads when the lease ends; *fencer.Client is one.
+// Fencer stops workloads when the lease ends. *fencer.Client implements Fencer.
 type Fencer interface {
 	Renew(context.Context, lease.Renewal) (lease.Status, error)
 	Close()
 }
 
-// Config of a Runner. All fields up to Logger are required, unless they say otherwise.
+// Config configures a Runner. All fields up to Logger are required unless noted.
 type Config struct {
 	Core    core.Settings
 	Store   *store.Store
@@ -71,7 +72,7 @@ type Config struct {
 	Storage *volume.Manager
 	Host    host.Host
 	Factory Factory
-	// Late makes drivers of engines that have come to the machine since the start; nil = none will.
+	// Late makes drivers of engines that were installed after the start; nil = no such engines.
 	Late   Factory
 	Fencer Fencer // nil = none
 	Used   *usage.Table
@@ -79,28 +80,29 @@ type Config struct {
 	Metrics *metrics.Metrics
 	Tracer  trace.Tracer
 	Logger  *slog.Logger
-	// Swept is called at the end of each look at everything, with the time it began. May be nil.
+	// Swept is called at the end of each sweep with the time at which the sweep started. It may be
+	// nil.
 	Swept func(ctx context.Context, began time.Time)
 
 	ReconcileInterval, UsageInterval, DiskInterval time.Duration
 	StepTimeout, ListTimeout                       time.Duration
 }
 
-// Runner drives one core.
+// Runner runs one core.
 type Runner struct {
 	cfg   Config
 	log   *slog.Logger
 	used  *usage.Table
 	store *store.Store
 
-	life   context.Context // ends with Close
+	life   context.Context // cancelled by Stop and Close
 	cancel context.CancelFunc
-	work   sync.WaitGroup // every goroutine
+	work   sync.WaitGroup // all goroutines
 	checks *health.Checker
 
 	state atomic.Pointer[core.State]
 
-	// mu serializes steps, and with them the writes of the file. It guards what follows.
+	// mu serializes steps and their writes to the state file. It guards the fields below it.
 	mu      sync.Mutex
 	armed   time.Time
 	renewal lease.Renewal // the next message to the fencer
@@ -113,18 +115,18 @@ type Runner struct {
 	wake    chan struct{} // armed changed
 	unkept  chan struct{} // unsaved grew
 	changed chan struct{} // a report changed
-	facts   atomic.Bool   // what is registered changed
-	tell    chan struct{} // the fencer has to be told something
-	heard   signal        // after each answer of the fencer
-	met     chan struct{} // closed once the fencer has answered, or there is none
-	looked  chan struct{} // closed after the first look at everything
+	facts   atomic.Bool   // the registered facts changed
+	tell    chan struct{} // a message to the fencer is due
+	heard   signal        // fired after each answer of the fencer
+	met     chan struct{} // closed after the fencer's first answer, or if there is no fencer
+	looked  chan struct{} // closed after the first sweep
 	first   sync.Once
-	ownDisk bool // the default pool is not the machine's own disk
+	ownDisk bool // the default pool has a disk of its own
 	process lease.Process
 	boot    string
 }
 
-// New makes a Runner; nothing runs before Start. It must be closed.
+// New makes a Runner. It starts nothing before Start. The Runner must be closed.
 func New(cfg Config) (*Runner, error) {
 	r := &Runner{
 		cfg: cfg, log: cfg.Logger, store: cfg.Store, used: cfg.Used, unsaved: map[string]bool{}, running: map[*core.Act]*running{},
@@ -145,7 +147,7 @@ func New(cfg Config) (*Runner, error) {
 	r.state.Store(&state)
 	r.life, r.cancel = context.WithCancel(context.Background())
 	r.checks = health.New(r.life, r.Spawn, func(id driver.ID) {
-		r.mu.Lock() // so that no other check begins between the reading and the step
+		r.mu.Lock() // no other check may start between the reading and the step
 		defer r.mu.Unlock()
 		state, detail := r.checks.State(id)
 		if _, err := r.step(core.Checked{ID: string(id), State: state, Detail: detail}); err != nil {
@@ -155,8 +157,8 @@ func New(cfg Config) (*Runner, error) {
 	return r, nil
 }
 
-// Start makes the drivers, asks the fencer what has become of the workloads of a former process, and
-// begins to work.
+// Start makes the drivers, asks the fencer for the state of the workloads of a previous process, and
+// starts the work.
 func (r *Runner) Start() error {
 	if err := r.bind(r.State().Label(Unbound)); err != nil {
 		return fmt.Errorf("drivers: %w", err)
@@ -164,11 +166,11 @@ func (r *Runner) Start() error {
 	guards := r.State().Guards()
 	switch {
 	case guards:
-		r.meetFencer() // before anything is touched
+		r.meetFencer() // before any instance is changed
 	case r.cfg.Fencer == nil:
 		close(r.met)
 	}
-	// A file server that is away must not keep the node away.
+	// An unreachable file server must not block the start of the node.
 	r.Spawn(func() { r.cfg.Storage.Mount(r.life) })
 	r.do(core.Start{})
 	r.Spawn(r.timer)
@@ -182,10 +184,10 @@ func (r *Runner) Start() error {
 	return nil
 }
 
-// Stop ends all work; Close also waits for it.
+// Stop ends all work without waiting for it.
 func (r *Runner) Stop() { r.cancel() }
 
-// Close ends all work, and stores the last reports. Workloads go on.
+// Close ends all work, waits for it, and stores the last reports. Workloads keep running.
 func (r *Runner) Close() error {
 	r.cancel()
 	r.work.Wait()
@@ -196,19 +198,19 @@ func (r *Runner) Close() error {
 // Spawn runs fn in a goroutine that Close waits for.
 func (r *Runner) Spawn(fn func()) { r.work.Go(fn) }
 
-// Life ends with Close.
+// Life returns a context that ends with Stop or Close.
 func (r *Runner) Life() context.Context { return r.life }
 
-// State is what the agent knows now.
+// State returns a snapshot of the agent's state.
 func (r *Runner) State() core.State { return *r.state.Load() }
 
-// Changed receives when a report has changed that is worth a heartbeat.
+// Changed receives after a report changed, so that a heartbeat is due.
 func (r *Runner) Changed() <-chan struct{} { return r.changed }
 
-// Signal says that a heartbeat is due.
+// Signal requests a heartbeat.
 func (r *Runner) Signal() { nudge(r.changed) }
 
-// Registers reports whether what is registered has changed. With take, the next call says false.
+// Registers reports whether the registered facts changed. With take, it also resets that flag.
 func (r *Runner) Registers(take bool) bool {
 	if take {
 		return r.facts.Swap(false)
@@ -216,27 +218,27 @@ func (r *Runner) Registers(take bool) bool {
 	return r.facts.Load()
 }
 
-// Looked is closed after the first look at everything; Met once the fencer has answered.
+// Looked is closed after the first sweep.
 func (r *Runner) Looked() <-chan struct{} { return r.looked }
 
-// Met is closed once the fencer has answered, or there is none.
+// Met is closed after the fencer's first answer, or if there is no fencer.
 func (r *Runner) Met() <-chan struct{} { return r.met }
 
-// Checks are the health checks under way.
+// Checks returns the health checks.
 func (r *Runner) Checks() *health.Checker { return r.checks }
 
-// Used is what workloads use.
+// Used returns the resource usage of workloads.
 func (r *Runner) Used() *usage.Table { return r.used }
 
-// Do applies an event. The error says that what has to be durable could not be stored; the event has had
-// no effect then.
+// Do applies an event. On an error the required records could not be stored, and the event had no
+// effect.
 func (r *Runner) Do(e core.Event) (core.Answer, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.step(e)
 }
 
-// Offer applies an order that may have to wait for the fencer, for as long as ctx allows.
+// Offer applies an order, and retries while the order waits for the fencer, until ctx ends.
 func (r *Runner) Offer(ctx context.Context, e core.Event) (core.Answer, error) {
 	for {
 		again := r.heard.wait()
@@ -252,14 +254,14 @@ func (r *Runner) Offer(ctx context.Context, e core.Event) (core.Answer, error) {
 	}
 }
 
-// do applies an event that nobody waits for.
+// do applies an event and logs its error.
 func (r *Runner) do(e core.Event) {
 	if _, err := r.Do(e); err != nil {
 		r.log.Error("state file", "error", err)
 	}
 }
 
-// step applies an event. It is called with mu held.
+// step applies an event. r.mu must be held.
 func (r *Runner) step(e core.Event) (answer core.Answer, err error) {
 	next, effects := core.Step(r.State(), core.Input{Now: time.Now(), Clock: fencer.Now(), Event: e})
 	if len(effects) > 0 {
@@ -287,7 +289,7 @@ func (r *Runner) step(e core.Event) (answer core.Answer, err error) {
 	return answer, nil
 }
 
-// effect carries out one effect, without waiting. It is called with mu held.
+// effect carries out one effect without waiting. r.mu must be held.
 func (r *Runner) effect(e core.Effect) {
 	switch e := e.(type) {
 	case *core.Act:
@@ -314,7 +316,7 @@ func (r *Runner) effect(e core.Effect) {
 		r.renewal = e.Renewal
 	case core.Rebind:
 		r.Spawn(func() {
-			// Work rests until the drivers carry the label of the cluster.
+			// Work is suspended until there are drivers with the cluster's label.
 			for {
 				err := r.bind(e.Cluster)
 				if err == nil {
@@ -349,7 +351,7 @@ func (r *Runner) effect(e core.Effect) {
 	}
 }
 
-// timer sends a Tick when one is due.
+// timer sends a Tick at the armed time.
 func (r *Runner) timer() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -371,12 +373,12 @@ func (r *Runner) timer() {
 	}
 }
 
-// flushEvery is how long a changed report waits for others before it is stored: fifty workloads that start
-// change theirs some hundred times, and each write waits for the disk. Engines tell again what a crash
-// loses of it, but for the failures of that time.
+// flushEvery is how long changed reports are collected before they are stored, because each write
+// waits for the disk. Starting fifty workloads changes their reports some hundred times. After a
+// crash, engines report the lost changes again, except the failures of that time.
 const flushEvery = 500 * time.Millisecond
 
-// keepStatuses stores the reports that change.
+// keepStatuses stores changed reports.
 func (r *Runner) keepStatuses() {
 	var problem string
 	pause := flushEvery
@@ -397,18 +399,18 @@ func (r *Runner) keepStatuses() {
 		}
 		if pause = flushEvery; text != "" {
 			pause = max(pause, r.cfg.Core.Policy.Base)
-			nudge(r.unkept) // the reports stay in memory
+			nudge(r.unkept) // the reports stay in memory and are stored later
 			if text != problem {
-				r.log.Error("state file", "error", text) // a full disk is logged once, not at every turn
+				r.log.Error("state file", "error", text) // log a repeated error once
 			}
 		}
 		problem = text
 	}
 }
 
-// Flush stores the reports that changed.
+// Flush stores the changed reports.
 func (r *Runner) Flush() error {
-	r.mu.Lock() // else the report of a workload that is deleted meanwhile would be left behind
+	r.mu.Lock() // otherwise the report of a workload that is deleted meanwhile would stay in the file
 	defer r.mu.Unlock()
 	if len(r.unsaved) == 0 {
 		return nil
@@ -427,7 +429,7 @@ func (r *Runner) Flush() error {
 	return nil
 }
 
-// sweeps looks at everything now and then.
+// sweeps runs Sweep at the reconcile interval.
 func (r *Runner) sweeps() {
 	tick := time.NewTicker(r.cfg.ReconcileInterval)
 	defer tick.Stop()
@@ -441,7 +443,7 @@ func (r *Runner) sweeps() {
 	}
 }
 
-// Sweep looks at engines, workloads and storage, and drops records that have been kept long enough.
+// Sweep looks at engines, workloads and storage, and prunes old records.
 func (r *Runner) Sweep() {
 	ctx, began := r.life, time.Now()
 	if r.cfg.Late != nil {
@@ -481,7 +483,7 @@ func nudge(c chan<- struct{}) {
 	}
 }
 
-// signal wakes everybody who waits.
+// signal wakes all waiters.
 type signal struct {
 	mu   *sync.Mutex
 	next *chan struct{}
@@ -492,7 +494,7 @@ func newSignal() signal {
 	return signal{&sync.Mutex{}, &c}
 }
 
-// wait is closed by the next fire.
+// wait returns a channel that the next fire closes.
 func (s signal) wait() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -8,8 +8,8 @@ import (
 	"github.com/persys/compute/agent/volume"
 )
 
-// lookAtPools asks the drivers for pools of their engines. One that does not answer keeps the pools that
-// it had. It reports whether what is registered changed.
+// lookAtPools asks the drivers for the storage pools of their engines. An engine that does not
+// answer keeps its previous pools. lookAtPools reports whether the registered facts changed.
 func (r *Runner) lookAtPools(ctx context.Context) (changed bool) {
 	for _, e := range r.engines.list() {
 		pooler, ok := e.drv.(driver.Pooler)
@@ -32,9 +32,9 @@ func (r *Runner) lookAtPools(ctx context.Context) (changed bool) {
 	return changed
 }
 
-// Pools are the storage pools that the node offers, in GB. The default pool comes first: the machine's
-// disk, unless volumes have a disk of their own. A name means one pool on a node: the agent's own pools
-// come before those of engines.
+// Pools returns the storage pools of the node, with sizes in GB. The default pool is first: it is
+// the machine's disk, unless volumes have a separate disk. Pool names are unique on a node; the
+// agent's own pools take precedence over those of engines.
 func (r *Runner) Pools() []volume.Pool {
 	list := r.cfg.Storage.Pools()
 	own := len(list) > 0 && list[0].Name == volume.DefaultPool
