@@ -22,7 +22,7 @@ type Authority struct {
 	NotAfter   int64 // Unix nanoseconds
 }
 
-// Token is a join token. Whoever presents its secret gets a certificate.
+// Token is a join token. A machine or user that presents its secret gets a certificate.
 type Token struct {
 	ID         string
 	SecretHash []byte // SHA-256

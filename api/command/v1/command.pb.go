@@ -3447,8 +3447,7 @@ type SetMode struct {
 	// normal, degraded or recovery.
 	Mode   string `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`
 	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
-	// A person set the mode. Only unpin or another command of a person changes it,
-	// except that a pinned normal is unpinned once the mirror is healthy.
+	// A person set the mode. Only a command with pinned or unpin changes it then.
 	Pinned bool `protobuf:"varint,3,opt,name=pinned,proto3" json:"pinned,omitempty"`
 	// Lets the leader choose the mode again. While the mode is pinned, a command
 	// with neither pinned nor unpin is refused.
