@@ -75,12 +75,12 @@ func TestDeposedWriterWritesNothing(t *testing.T) {
 
 	wake := make(chan struct{})
 	g.hold.Store(&wake)
-	c.do(put("of-the-old-stint"))
+	c.do(put("of-the-old-term"))
 	<-g.held
 
 	successor := c.fork()
 	successor.term++
-	successor.do(remove("of-the-old-stint", true), put("of-the-new-stint"))
+	successor.do(remove("of-the-old-term", true), put("of-the-new-term"))
 	r := successor.start(e.client, quick)
 	r.awaitEqual(e)
 	r.stop() // stop the successor, so that its later writes do not count as writes of the deposed leader

@@ -180,8 +180,8 @@ func (m *Mirror) Stats() Stats {
 	return s
 }
 
-// stint is the state that the sessions of one leadership term share.
-type stint struct {
+// leaderTerm is the state that the sessions of one leadership term share.
+type leaderTerm struct {
 	epoch   fsm.Epoch
 	cluster string
 	writer  string // random id of this leadership term in cursor values
@@ -216,7 +216,7 @@ func (m *Mirror) Run(ctx context.Context, epoch fsm.Epoch) error {
 	if err != nil {
 		return err
 	}
-	st := &stint{epoch: epoch, cluster: info.ClusterID, writer: hex.EncodeToString(nonce)}
+	st := &leaderTerm{epoch: epoch, cluster: info.ClusterID, writer: hex.EncodeToString(nonce)}
 	m.mu.Lock()
 	m.judge, m.behind, m.taken, m.marked = newJudge(time.Now), time.Now(), 0, 0
 	m.mu.Unlock()
@@ -277,7 +277,7 @@ func (m *Mirror) formed(ctx context.Context) (fsm.Info, error) {
 }
 
 // session runs one session until it ends.
-func (m *Mirror) session(ctx context.Context, st *stint) error {
+func (m *Mirror) session(ctx context.Context, st *leaderTerm) error {
 	m.mu.Lock()
 	m.stats.Sessions++
 	m.mu.Unlock()
@@ -301,7 +301,7 @@ func (m *Mirror) session(ctx context.Context, st *stint) error {
 
 // ended handles the error of a session. done: Run must return. pause: wait before the
 // next session.
-func (m *Mirror) ended(st *stint, err error) (done, pause bool) {
+func (m *Mirror) ended(st *leaderTerm, err error) (done, pause bool) {
 	again := st.fenced
 	st.fenced = errors.Is(err, errFenced)
 	m.lost()
@@ -414,7 +414,7 @@ func (m *Mirror) attach(ctx context.Context, etcdCluster uint64) {
 	m.mu.Unlock()
 }
 
-func (m *Mirror) newWriter(st *stint) writer {
+func (m *Mirror) newWriter(st *leaderTerm) writer {
 	return writer{
 		server: m.server, keys: m.proj.keys, owner: ownerOf(st.cluster), cluster: st.cluster,
 		tried: &st.tried,

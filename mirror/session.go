@@ -18,7 +18,7 @@ var errUnconfirmed = errors.New("leadership is not confirmed")
 // at the first error. The next session starts from the contents of etcd at that time.
 type session struct {
 	m  *Mirror
-	st *stint
+	st *leaderTerm
 	w  writer
 
 	feed   *store.Cursor

@@ -101,22 +101,22 @@ func judgeInstance(self, meant string) *Refusal {
 	return nil
 }
 
-// judgeApply is the second fence. held is the generation of the intent and buried that of the
-// tombstone; zero means that there is none. The generation of an apply must be higher than buried
+// judgeApply is the second fence. held is the generation of the intent and deleted that of the
+// tombstone; zero means that there is none. The generation of an apply must be higher than deleted
 // and not lower than held.
-func judgeApply(id string, held, buried, in workload.Generation, standalone bool) *Refusal {
+func judgeApply(id string, held, deleted, in workload.Generation, standalone bool) *Refusal {
 	none := workload.Generation{}
 	switch {
 	case in == none && standalone:
 		return nil
 	case in == none && held != none:
 		return fencedf("generation: missing, workload %q is at %s", id, held)
-	case in == none && buried != none:
-		return fencedf("generation: missing, workload %q was deleted at %s", id, buried)
+	case in == none && deleted != none:
+		return fencedf("generation: missing, workload %q was deleted at %s", id, deleted)
 	case in.Less(held):
 		return fencedf("generation: %s of workload %q is outdated, this node has %s", in, id, held)
-	case buried != none && !buried.Less(in):
-		return fencedf("generation: %s of workload %q is outdated, it was deleted at %s", in, id, buried)
+	case deleted != none && !deleted.Less(in):
+		return fencedf("generation: %s of workload %q is outdated, it was deleted at %s", in, id, deleted)
 	}
 	return nil
 }

@@ -74,10 +74,10 @@ func TestJudgeGeneration(t *testing.T) {
 	}
 	none := workload.Generation{}
 	for _, c := range []struct {
-		name             string
-		held, buried, in workload.Generation
-		standalone       bool
-		apply, delete    string // text of the refusal; empty: accepted
+		name              string
+		held, deleted, in workload.Generation
+		standalone        bool
+		apply, delete     string // text of the refusal; empty: accepted
 	}{
 		{"a new id", none, none, g(1, 1), false, "", ""},
 		{"without generations", none, none, none, false, "", ""},
@@ -94,7 +94,7 @@ func TestJudgeGeneration(t *testing.T) {
 		{"missing after a delete", none, g(1, 5), none, false, "missing", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			checkRefusal(t, judgeApply("w", c.held, c.buried, c.in, c.standalone), true, c.apply)
+			checkRefusal(t, judgeApply("w", c.held, c.deleted, c.in, c.standalone), true, c.apply)
 			checkRefusal(t, judgeDelete("w", c.held, c.in, c.standalone), true, c.delete)
 		})
 	}

@@ -116,14 +116,14 @@ func (x *step) apply(o Order) {
 	}
 	w, tomb := x.Get(o.ID), x.Tombstone(o.ID)
 	var old *Intent
-	var held, buried workload.Generation
+	var held, deleted workload.Generation
 	if w != nil && w.Intent != nil {
 		old, held = w.Intent, w.Intent.Generation
 	}
 	if tomb != nil {
-		buried = tomb.Generation
+		deleted = tomb.Generation
 	}
-	if no := judgeApply(o.ID, held, buried, o.Generation, x.Standalone); no != nil {
+	if no := judgeApply(o.ID, held, deleted, o.Generation, x.Standalone); no != nil {
 		x.refuse(no)
 		return
 	}
@@ -248,14 +248,14 @@ func (x *step) delete(d Delete) {
 			return
 		}
 	}
-	grave := Tombstone{ID: d.ID, Generation: d.Generation, DeletedAt: x.now, KeepVolumes: d.KeepVolumes}
+	fresh := Tombstone{ID: d.ID, Generation: d.Generation, DeletedAt: x.now, KeepVolumes: d.KeepVolumes}
 	// A legacy v1 scheduler sends the same delete for a workload that it placed on another node.
-	grave.KeepShared = d.Epoch == nil && !x.Standalone
-	if old != nil && grave.Generation.Less(old.Generation) {
-		grave.Generation = old.Generation // deletes for a standalone agent carry no generation
+	fresh.KeepShared = d.Epoch == nil && !x.Standalone
+	if old != nil && fresh.Generation.Less(old.Generation) {
+		fresh.Generation = old.Generation // deletes for a standalone agent carry no generation
 	}
-	if tomb != nil && grave.Generation.Less(tomb.Generation) {
-		grave.Generation = tomb.Generation
+	if tomb != nil && fresh.Generation.Less(tomb.Generation) {
+		fresh.Generation = tomb.Generation
 	}
 	known := len(x.engines) > 0
 	for _, e := range x.engines {
@@ -263,17 +263,17 @@ func (x *step) delete(d Delete) {
 	}
 	gone := Answer{Absent: true, Message: "nothing of it is here"}
 	if w == nil && known && !tomb.open() {
-		if x.writes || tomb == nil || grave.Generation != tomb.Generation {
-			grave.Done = true
-			x.setTombstone(x.reportGone(grave))
+		if x.writes || tomb == nil || fresh.Generation != tomb.Generation {
+			fresh.Done = true
+			x.setTombstone(x.reportGone(fresh))
 		}
 		x.answer(gone)
 		return
 	}
 	queued := Answer{Message: "queued"}
 	again := old != nil && old.Deleting || old == nil && tomb.open()
-	if again && !x.writes && tomb != nil && grave.Generation == tomb.Generation && (old == nil || !d.Purge || old.Purge) &&
-		grave.KeepVolumes == tomb.KeepVolumes && grave.KeepShared == tomb.KeepShared {
+	if again && !x.writes && tomb != nil && fresh.Generation == tomb.Generation && (old == nil || !d.Purge || old.Purge) &&
+		fresh.KeepVolumes == tomb.KeepVolumes && fresh.KeepShared == tomb.KeepShared {
 		x.answer(queued)
 		return
 	}
@@ -282,14 +282,14 @@ func (x *step) delete(d Delete) {
 		t = open // continue the open task
 	}
 	x.supersede(open, t)
-	x.setTombstone(grave)
+	x.setTombstone(fresh)
 	if w != nil {
 		w = x.edit(w)
 		w.Task = t
 		if old != nil {
 			next := *old
 			next.Deleting, next.Purge, next.UpdatedAt = true, old.Purge || d.Purge, x.now
-			next.KeepVolumes, next.KeepShared = grave.KeepVolumes, grave.KeepShared
+			next.KeepVolumes, next.KeepShared = fresh.KeepVolumes, fresh.KeepShared
 			if next.Generation.Less(d.Generation) {
 				next.Generation = d.Generation
 			}
