@@ -82,7 +82,7 @@ func (t *Tx) once(c Command) Result {
 	}
 	info := &t.r.info
 	if ms := receipts.MintedAt(id); ms <= info.ReceiptsDroppedUntil {
-		// A client whose clock is behind makes no other ids.
+		// A client whose clock is behind gets this for every new id too, so the text names the times.
 		return t.stamp(refuse(TooOld, "request: minted at %s, answers are kept only since %s; send it again under a new id"+
 			", or set the client's clock, if that is not when it was sent (the cluster's: %s)",
 			clockText(ms*1e6), clockText(info.ReceiptsDroppedUntil*1e6), clockText(info.Clock)))

@@ -151,7 +151,8 @@ func (t *Tx) observe(old *Workload, r *commandv1.WorkloadReport, state Actual) {
 	} else {
 		w.Retry.observed(&w, old.Actual.RestartCount, state, clock)
 	}
-	// During a backoff and after a final verdict the planner has set the reason.
+	// During a back-off and after a final verdict the planner has set the reason, which stays.
+	// Otherwise the reason follows from this report.
 	if w.Retry.NextAt == 0 && !w.Retry.Terminal {
 		if reason := t.reason(&w, n); reason.Code != old.Reason.Code || reason.Message != old.Reason.Message {
 			w.Reason = reason

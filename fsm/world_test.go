@@ -188,7 +188,7 @@ func puts(group string, list ...*commandv1.WorkloadPut) Command {
 	return &commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{Workloads: list, GroupOf: group}}}
 }
 
-// each returns a put with Each, which judges every workload separately.
+// each returns a put command with Each set: every workload is accepted or refused separately.
 func each(list ...*commandv1.WorkloadPut) Command {
 	c := puts("", list...)
 	c.GetPutWorkloads().Each = true

@@ -88,7 +88,8 @@ type TokenOptions struct {
 	Claim    string            // default "groups": a string or a list of strings
 	Roles    map[string]string // claim value to viewer, operator or admin
 	// Namespaces maps claim values to namespaces, several with + between them. A caller with
-	// such values acts only in the namespaces of all its values; an admin acts everywhere.
+	// such values may act in every namespace that any of its values maps to, and in no other.
+	// An admin acts everywhere.
 	Namespaces map[string]string
 	Client     *http.Client // default http.DefaultClient
 	Log        *slog.Logger

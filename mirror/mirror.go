@@ -34,8 +34,8 @@ type Options struct {
 	CompactBytes int
 }
 
-// Attachment is the replicated record MirrorAttached: an etcd cluster has held the whole
-// mirror. Its methods are safe for concurrent use.
+// Attachment reads and sets the replicated record MirrorAttached. The record exists once an
+// etcd cluster has held a complete mirror. The methods are safe for concurrent use.
 type Attachment interface {
 	// Attached returns the id of the attached etcd cluster; ok is false if there is none.
 	Attached() (etcdCluster uint64, ok bool)

@@ -291,8 +291,8 @@ type CloudInit struct {
 	VendorData    string `json:"vendorData,omitempty"`
 }
 
-// OwnWorkload holds the data of a workload that has no documented key: the sealed
-// specification and the planner's demand.
+// OwnWorkload holds those data of a workload for which the contract has no key: the sealed
+// specification and the resources that the planner counts for it.
 type OwnWorkload struct {
 	Spec           []byte    `json:"spec,omitempty"` // base64
 	Content        string    `json:"content"`

@@ -38,7 +38,8 @@ func spaces(t *testing.T) (*group, func(i int, who string) *grpc.ClientConn) {
 	return g, as
 }
 
-// rights lists calls about one workload, in an order in which it exists for each of them.
+// rights lists the calls on one workload. They run in this order, so that the workload still
+// exists at each call.
 var rights = []struct {
 	name string
 	do   func(ctx context.Context, c *grpc.ClientConn, id, namespace string) error

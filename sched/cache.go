@@ -94,8 +94,8 @@ func (c *Cache) build(w *World) {
 	})
 }
 
-// sync brings the cache up to the view. A change only names a record to read again, so a
-// change may be seen twice.
+// sync brings the cache up to the view. A change only names a record to read again, so
+// seeing one twice does no harm.
 func (c *Cache) sync(w *World) {
 	v := w.State
 	if !c.built || c.tuning != w.Tuning || v.Info().Index < c.index {

@@ -236,7 +236,7 @@ func (d *decoder) note(wire string) (note, bool) {
 	return n, ok
 }
 
-// limit adds the allowed words and the range of a value.
+// limit adds the enum values, the minimum and the maximum of field wire to the schema s.
 func (d *decoder) limit(s object, wire string) {
 	n, ok := d.note(wire)
 	if !ok {

@@ -14,7 +14,7 @@ import (
 )
 
 // Drivers is a Runtime over drivers. New makes the drivers for a cluster at the first use, and again while
-// a kind is missing: its runtime may have been installed after the fencer started.
+// a kind of driver is missing, because its engine may be installed after the fencer started.
 type Drivers struct {
 	New func(cluster string) ([]driver.Driver, error)
 

@@ -287,7 +287,7 @@ func (c *Checker) get(ctx context.Context, addr, path string) error {
 
 func command(ctx context.Context, t Target) error {
 	if t.Execer == nil {
-		return errors.New("no command can be run in it")
+		return errors.New("this kind of workload cannot run commands")
 	}
 	s, err := t.Execer.Exec(ctx, t.ID, driver.ExecOptions{Command: t.Check.GetCommand(), Service: t.Check.GetService()})
 	if err != nil {

@@ -241,8 +241,8 @@ func command(t *testing.T, dir, name string, args ...string) (string, error) {
 	return string(out), err
 }
 
-// goEnv parses "K='v'" lines of go env. The caches must be named because HOME on the
-// laptop is another one.
+// goEnv parses "K='v'" lines of go env. The caches are passed explicitly, because the
+// commands run with the HOME of the simulated laptop, whose caches are empty.
 func goEnv(text string) []string {
 	var out []string
 	for line := range strings.Lines(text) {

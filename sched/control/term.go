@@ -194,7 +194,7 @@ func (t *Term) PoolsUsed(node string) map[string]int64 {
 	return nil
 }
 
-// WorkloadUsage returns what a node last reported that one of its workloads uses.
+// WorkloadUsage returns the resource usage that a node last reported for one of its workloads.
 func (t *Term) WorkloadUsage(node, workload string) (sched.WorkloadUsage, bool) {
 	if n, ok := t.live.nodes.Get(node); ok {
 		u, ok := n.workloads[workload]
