@@ -104,7 +104,11 @@ func (r *Runner) carryOut(ctx context.Context, run *running, e *engine, a *core.
 		}
 	}()
 	id := driver.ID(a.ID)
-	r.log.Debug("step", "workload", a.ID, "do", a.Verb.String())
+	generation := driver.Generation{} // of an order; an act on an orphan has none
+	if a.Intent != nil {
+		generation = a.Intent.Generation
+	}
+	r.log.Debug("step", "workload", a.ID, "do", a.Verb.String(), "generation", generation.String())
 	if a.Verb == core.Remove || a.Verb == core.RemoveFormer {
 		for _, kind := range a.Kinds {
 			if err := r.removeFrom(ctx, a, kind); err != nil {
