@@ -139,6 +139,11 @@ func (s *Server) atLeader(ctx context.Context, c *call, full string, req any, h 
 func (s *Server) attempt(ctx context.Context, c *call, to Peer, known bool, changed <-chan struct{}, full string, req any, h grpc.UnaryHandler) (any, error) {
 	switch {
 	case known && to.ID == s.replica.Self().ID:
+		if s.store.View().Info().ClusterID == "" {
+			// The first leader commits the cluster's id right after its election. Until then the
+			// state machine refuses everything, so the call waits as it does without a leader.
+			return nil, errorf(KindNotLeader, "the cluster is being formed")
+		}
 		return h(ctx, req)
 	case c.forwarded:
 		return nil, errorf(KindNotLeader, "replica %s received a forwarded call and does not lead", s.replica.Self().Name)
