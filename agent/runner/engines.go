@@ -268,9 +268,7 @@ func (r *Runner) listed(e *engine, seen []driver.Observed, began time.Time, err 
 	}
 	r.mu.Lock() // tellEngines holds mu until bound is set
 	defer r.mu.Unlock()
-	if _, err := r.step(core.Listed{Kind: e.drv.Kind(), Bound: e.number(), Seen: seen, Began: began, Trouble: trouble}); err != nil {
-		r.log.Error("state file", "error", err)
-	}
+	r.apply(core.Listed{Kind: e.drv.Kind(), Bound: e.number(), Seen: seen, Began: began, Trouble: trouble})
 }
 
 // lookAt asks an engine about one workload. If the driver has no Look, or the last list is missing

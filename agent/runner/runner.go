@@ -150,9 +150,7 @@ func New(cfg Config) (*Runner, error) {
 		r.mu.Lock() // no other check may start between the reading and the step
 		defer r.mu.Unlock()
 		state, detail := r.checks.State(id)
-		if _, err := r.step(core.Checked{ID: string(id), State: state, Detail: detail}); err != nil {
-			r.log.Error("state file", "error", err)
-		}
+		r.apply(core.Checked{ID: string(id), State: state, Detail: detail})
 	})
 	return r, nil
 }
@@ -256,7 +254,14 @@ func (r *Runner) Offer(ctx context.Context, e core.Event) (core.Answer, error) {
 
 // do applies an event and logs its error.
 func (r *Runner) do(e core.Event) {
-	if _, err := r.Do(e); err != nil {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.apply(e)
+}
+
+// apply is do with mu held.
+func (r *Runner) apply(e core.Event) {
+	if _, err := r.step(e); err != nil {
 		r.log.Error("state file", "error", err)
 	}
 }
